@@ -1,0 +1,99 @@
+# tilegpt. `make help` lists the targets; `make train` and `make test` are all that is needed.
+#
+#   CUDA=0|1      without, with CUDA (default: with, if nvcc and a GPU are found)
+#   config=debug|sanitize    assertions and -O0; AddressSanitizer and UBSan (CPU only)
+
+config ?= release
+BUILD  := build$(if $(filter-out release,$(config)),/$(config))
+ifeq ($(filter release debug sanitize,$(config)),)
+$(error config=$(config) is unknown; it is release, debug or sanitize)
+endif
+
+# What this machine has, found by compiling and linking probes. `make deps` installs what is missing.
+ifeq ($(filter help clean deps,$(MAKECMDGOALS)),)
+-include $(BUILD)/detected.mk
+endif
+$(BUILD)/detected.mk: runtime/detect.sh
+	@CUDA='$(CUDA)' config='$(config)' sh runtime/detect.sh $@ $(if $(filter train test bench memory,$(MAKECMDGOALS)),--install)
+
+FLAGS_release  := -O3 -march=native
+FLAGS_debug    := -O0 -g
+FLAGS_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
+WARN   := -Wall -Wextra -Werror
+CFLAGS := -std=c11 -D_GNU_SOURCE -fPIC $(OPENMP) -fno-math-errno $(FLAGS_$(config)) $(WARN) -I. -MMD -MP $(DEFINES)
+NVFLAGS := -std=c++17 -O3 $(if $(filter debug,$(config)),-lineinfo) -Xcompiler=-fPIC,-Wall,-Wextra -Werror all-warnings -I. -MMD -MP $(DEFINES) $(GENCODE)
+
+# Sources on `real` (runtime/real.h) are compiled once for each type.
+REAL_C  := $(filter-out layers/layers.c attention/attention.c,$(wildcard layers/*.c attention/*.c))
+ONCE_C  := $(wildcard runtime/*.c data/*.c gpt/*.c) layers/layers.c attention/attention.c
+ONCE_CU := $(wildcard runtime/*.cu) $(wildcard attention/flash_mma*.cu)
+REAL_CU := $(filter-out $(ONCE_CU),$(wildcard layers/*.cu attention/*.cu))
+
+OBJECTS := $(ONCE_C:%.c=$(BUILD)/%.o) $(REAL_C:%.c=$(BUILD)/%.f32.o) $(REAL_C:%.c=$(BUILD)/%.f64.o)
+ifdef NVCC
+OBJECTS += $(ONCE_CU:%.cu=$(BUILD)/%.cu.o) $(REAL_CU:%.cu=$(BUILD)/%.f32.cu.o) $(REAL_CU:%.cu=$(BUILD)/%.bf16.cu.o)
+endif
+TESTS    := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
+CHECKERS := $(patsubst test/%.c,$(BUILD)/%,$(wildcard test/check_*.c))
+
+.PHONY: all deps train test bench memory lib install clean help
+.DELETE_ON_ERROR:
+.SECONDARY:
+
+all: train_gpt $(CHECKERS)         ## the program and the checkers
+
+deps:                              ## install what is missing (apt)
+	@sh runtime/detect.sh build/detected.mk --install
+
+train: all                         ## train a small GPT on TinyShakespeare
+	@sh data/tinyshakespeare.sh
+	./train_gpt train --preset=auto --data=data/tinyshakespeare.txt
+
+test: all $(TESTS) lib             ## every test; ends with the count
+	@BUILD=$(BUILD) sh test/run.sh $(TESTS) $(wildcard test/test_*.sh)
+
+train_gpt: $(BUILD)/train_gpt
+	@ln -sf $< $@
+
+$(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(BUILD)/libtilegpt.a
+	$(CC) $(CFLAGS) $^ $(LIBS) -o $@
+$(BUILD)/check_%: $(BUILD)/test/check_%.o $(BUILD)/libtilegpt.a
+	$(CC) $(CFLAGS) $^ $(LIBS) -o $@
+$(BUILD)/test/test_%: $(BUILD)/test/test_%.o $(BUILD)/libtilegpt.a
+	$(CC) $(CFLAGS) $^ -lcmocka $(LIBS) -o $@
+$(BUILD)/libtilegpt.a: $(OBJECTS)
+	rm -f $@ && ar rcs $@ $^
+$(BUILD)/libtilegpt.so: $(OBJECTS)
+	$(CC) $(CFLAGS) -shared $^ $(LIBS) -o $@
+
+$(BUILD)/%.o: %.c $(BUILD)/detected.mk
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -c $< -o $@
+$(BUILD)/%.f32.o: %.c $(BUILD)/detected.mk
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -DREAL_F32 -c $< -o $@
+$(BUILD)/%.f64.o: %.c $(BUILD)/detected.mk
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -DREAL_F64 -c $< -o $@
+$(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/detected.mk
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -x c -c $< -o $@
+$(BUILD)/%.cu.o: %.cu $(BUILD)/detected.mk
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) -c $< -o $@
+$(BUILD)/%.f32.cu.o: %.cu $(BUILD)/detected.mk
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) -DREAL_F32 -c $< -o $@
+$(BUILD)/%.bf16.cu.o: %.cu $(BUILD)/detected.mk
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) -DREAL_BF16 -c $< -o $@
+
+lib: $(BUILD)/libtilegpt.a $(BUILD)/libtilegpt.so  ## the library, static and shared
+
+clean:                             ## remove what was built
+	rm -rf build train_gpt
+
+help:                              ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

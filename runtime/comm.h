@@ -1,0 +1,51 @@
+/* The ranks of a run: MPI between processes, NCCL between their GPUs.
+ *
+ * MPI is started only under a launcher (mpirun, srun), so a single process needs no MPI daemon. On
+ * CUDA the sums run on a stream of their own: comm_sum starts after the work given to the device so
+ * far, and work given after comm_wait sees its result; between the two the device computes on. */
+#ifndef RUNTIME_COMM_H
+#define RUNTIME_COMM_H
+
+#include "runtime/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct Comm Comm;
+
+/* Joins the job; alone it is rank 0 of 1. NULL with error_message() if this program was started by a
+ * launcher but built without MPI. */
+Comm *comm_open(int *argc, char ***argv);
+void comm_close(Comm *comm);
+
+size_t comm_rank(const Comm *comm);
+size_t comm_ranks(const Comm *comm);
+/* The rank among those on this node: the GPU that this rank should open. */
+size_t comm_local_rank(const Comm *comm);
+size_t comm_local_ranks(const Comm *comm);
+
+/* Readies sums over this device's memory; collective. False with error_message() if the device is a
+ * GPU and the program was built without NCCL. */
+bool comm_attach(Comm *comm, Device *device);
+
+/* values[0..n) (device memory, float or double) = their sum over all ranks; see the top. */
+void comm_sum(Comm *comm, void *values, size_t n, DataType type);
+void comm_wait(Comm *comm);
+
+/* Host memory, blocking: the sum of one double; rank 0's bytes to everyone; a barrier. */
+double comm_sum_double(Comm *comm, double value);
+void comm_broadcast(Comm *comm, void *bytes, size_t n);
+void comm_barrier(Comm *comm);
+
+/* Every rank calls it once a step, before waiting for its device. If some rank does not within
+ * `seconds`, the run ends: the silent rank's number is printed and the job is aborted with status 1. */
+void comm_heartbeat(Comm *comm, double seconds);
+
+/* Ends every rank with this status, now. */
+void comm_abort(Comm *comm, int status) __attribute__((noreturn));
+
+#ifdef __cplusplus
+}
+#endif
+#endif
