@@ -80,7 +80,7 @@ if [ -n "$nvcc" ]; then
     [ -n "$capability" ] || gencode="$gencode -gencode arch=compute_90,code=compute_90"
     say CUDA "found, $version, for$(for sm in ${capability:-80 90}; do printf ' sm_%s' "$sm"; done)"
     libs="-L$cuda/lib64 -lcublasLt -lcudart_static -lstdc++ -ldl -lrt -lpthread $libs -Wl,-rpath,$cuda/lib64"
-    defines="$defines -DTILEGPT_CUDA"
+    defines="$defines -DTILEGPT_CUDA -I$cuda/include"
     nccl_flags=${NCCL_HOME:+-I$NCCL_HOME/include} nccl_libs="${NCCL_HOME:+-L$NCCL_HOME/lib} -lnccl"
     if printf '#include <nccl.h>\nint main(void) { int v; return ncclGetVersion(&v); }\n' | probe nccl "-I$cuda/include $nccl_flags" "-L$cuda/lib64 $nccl_libs -Wl,-rpath,$cuda/lib64"
     then say NCCL 'found'; libs="$nccl_libs $libs" defines="$defines -DTILEGPT_NCCL $nccl_flags"
