@@ -2,6 +2,9 @@
 #include "layers/layers.h"
 
 #include "runtime/error.h"
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #define LAYERS_TABLE(device_, type_, suffix)                                 \
     {                                                                        \
@@ -38,4 +41,15 @@ const Layers *layers_get(DeviceType device, DataType type) {
               device == DEVICE_CPU ? "the CPU" : "CUDA",
               device == DEVICE_CPU ? "; the CPU computes in fp32" : "");
     return NULL;
+}
+
+/* CPU: two rows of C sums for each thread. CUDA: cuBLASLt's workspace and partial sums of fixed size,
+ * and the sorted token positions of the embedding's backward. */
+size_t layers_scratch_bytes(DeviceType device, size_t N, size_t C) {
+    if (device == DEVICE_CUDA) return ((size_t)64 << 20) + 32 * N;
+    size_t threads = 1;
+#ifdef _OPENMP
+    threads = (size_t)omp_get_max_threads();
+#endif
+    return threads * 2 * C * sizeof(double);
 }
