@@ -28,7 +28,8 @@ LAYER_TWINS(AttentionWorkspace, flash_v1_backward_workspace);
 LAYER_TWINS(AttentionForward, flash_v1_forward);
 LAYER_TWINS(AttentionBackward, flash_v1_backward);
 
-/* bf16 only. */
+/* bf16 only, on a GPU that flash_mma_supported accepts (nonzero). */
+extern int flash_mma_supported(const Attention *problem);
 extern AttentionWorkspace flash_mma_forward_workspace, flash_mma_backward_workspace;
 extern AttentionForward flash_mma_forward;
 extern AttentionBackward flash_mma_backward;

@@ -26,15 +26,16 @@ typedef struct {
     uint64_t next; /* number of the next global batch; set it to resume */
 } Loader;
 
-/* False with error_message() if the dataset has fewer than T + 1 tokens: the sentence gives the tokens
- * found, those needed and the largest T that fits. */
+/* False with error_message() if the dataset has fewer than T + 1 tokens: the sentence gives the
+ * tokens found, those needed and the largest T that fits. */
 bool loader_check(const Loader *loader);
 
 /* tokens (B,T) and targets (B,T), the tokens one place on, of batch `next`; then advances next.
  * False with error_message() when the dataset cannot be read. */
 bool loader_next(Loader *loader, int32_t *tokens, int32_t *targets);
 
-/* The start of the window at place p of the order (exposed for the tests of the exactly-once claim). */
+/* The start of the window at place p of the order (exposed for the tests of the exactly-once
+ * claim). */
 uint64_t loader_window(const Loader *loader, uint64_t place);
 
 #ifdef __cplusplus

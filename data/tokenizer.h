@@ -1,6 +1,6 @@
-/* Text to token ids and back. Two kinds here: characters (the distinct Unicode characters of a text,
- * in code point order) and bytes (V = 256). Both are written as Hugging Face tokenizer.json, which
- * the tokenizers library loads and encodes with identically. */
+/* Text to token ids and back. Two kinds here: characters (the distinct Unicode characters of a
+ * text, in code point order) and bytes (V = 256). Both are written as Hugging Face tokenizer.json,
+ * which the tokenizers library loads and encodes with identically. */
 #ifndef DATA_TOKENIZER_H
 #define DATA_TOKENIZER_H
 
@@ -15,7 +15,8 @@ extern "C" {
 typedef struct Tokenizer Tokenizer;
 
 Tokenizer *tokenizer_bytes(void);
-/* NULL with error_message() if the text is empty or not UTF-8 (the message gives the byte offset). */
+/* NULL with error_message() if the text is empty or not UTF-8 (the message gives the byte
+ * offset). */
 Tokenizer *tokenizer_characters(const char *text, size_t bytes);
 
 /* Reads and writes DIR/tokenizer.json. */
@@ -30,8 +31,8 @@ size_t tokenizer_vocabulary(const Tokenizer *tokenizer);
  * with error_message() naming the character and its offset if one is not in the vocabulary. */
 int32_t *tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t bytes,
                           size_t *count);
-/* The bytes of one token, *bytes of them, valid as long as the tokenizer; not NUL-terminated. "" for
- * an id out of range. */
+/* The bytes of one token, *bytes of them, valid as long as the tokenizer; not NUL-terminated. ""
+ * for an id out of range. */
 const char *tokenizer_decode(const Tokenizer *tokenizer, int32_t id, size_t *bytes);
 
 #ifdef __cplusplus

@@ -23,12 +23,12 @@ extern "C" {
 #endif
 
 typedef struct {
-    size_t L;  /* layers */
-    size_t NH; /* heads */
-    size_t C;  /* width, a multiple of NH */
-    size_t T;  /* longest sequence (Hugging Face's n_positions) */
-    size_t V;  /* vocabulary */
-    float layernorm_eps;   /* 1e-5 in GPT-2 */
+    size_t L;            /* layers */
+    size_t NH;           /* heads */
+    size_t C;            /* width, a multiple of NH */
+    size_t T;            /* longest sequence (Hugging Face's n_positions) */
+    size_t V;            /* vocabulary */
+    float layernorm_eps; /* 1e-5 in GPT-2 */
     float embedding_dropout, residual_dropout, attention_dropout;
 } GptConfig;
 
@@ -55,20 +55,21 @@ typedef struct {
 /* One parameter tensor. Names are Hugging Face's GPT-2 names without "transformer.". Everything that
  * walks the parameters walks this table. */
 typedef struct {
-    char name[48];
-    int rank;              /* 1 or 2 */
-    size_t shape[2];       /* of the real tensor: (V,C) for wte, not (Vp,C) */
-    size_t elements;       /* shape multiplied out */
-    size_t offset;         /* in elements from the start of each arena; a multiple of ADAMW_CHUNK */
-    float init_deviation;  /* of a normal; 0 with init_constant */
+    char name[64];
+    int rank;             /* 1 or 2 */
+    size_t shape[2];      /* of the real tensor: (V,C) for wte, not (Vp,C) */
+    size_t elements;      /* shape multiplied out */
+    size_t offset;        /* in elements from the start of each arena; a multiple of ADAMW_CHUNK */
+    float init_deviation; /* of a normal; 0 with init_constant */
     float init_constant;
-    bool decay;            /* weight decay applies (matrices) */
+    bool decay; /* weight decay applies (matrices) */
 } GptTensor;
 
 /* What a model will allocate, one line an arena; all of it, except the device context itself. */
 typedef struct {
     size_t parameters, gradients, optimizer, activations, scratch; /* bytes */
-    size_t attention; /* part of activations and scratch that attention alone needs: lse, workspace */
+    size_t
+        attention; /* part of activations and scratch that attention alone needs: lse, workspace */
     size_t total;
 } GptPlan;
 
@@ -79,11 +80,12 @@ typedef struct Gpt Gpt;
 bool gpt_preset(const char *name, GptConfig *config);
 /* False with error_message() when no such model exists (C not a multiple of NH, V = 0, HS > 256 …). */
 bool gpt_config_check(const GptConfig *config);
-size_t gpt_parameters(const GptConfig *config); /* number of trained values */
+size_t gpt_parameters(const GptConfig *config);        /* number of trained values */
 size_t gpt_padded_vocabulary(const GptConfig *config); /* Vp */
 
 /* The plan without allocating. False with error_message() for invalid input. */
-bool gpt_plan(const GptConfig *config, const GptOptions *options, const Device *device, GptPlan *plan);
+bool gpt_plan(const GptConfig *config, const GptOptions *options, const Device *device,
+              GptPlan *plan);
 void gpt_plan_print(const GptPlan *plan, FILE *file);
 
 /* NULL with error_message(); out of memory gives the plan as a table, what is free, and the largest B

@@ -33,14 +33,19 @@ bool comm_attach(Comm *comm, Device *device);
 void comm_sum(Comm *comm, void *values, size_t n, DataType type);
 void comm_wait(Comm *comm);
 
-/* Host memory, blocking: the sum of one double; rank 0's bytes to everyone; a barrier. */
+/* Host memory, blocking: the sum of one double; rank 0's bytes to everyone. */
 double comm_sum_double(Comm *comm, double value);
 void comm_broadcast(Comm *comm, void *bytes, size_t n);
+/* Waits for every rank, however long it takes: where one of them does something slow, as saving. */
 void comm_barrier(Comm *comm);
 
-/* Every rank calls it once a step, before waiting for its device. If some rank does not within
- * `seconds`, the run ends: the silent rank's number is printed and the job is aborted with status 1. */
-void comm_heartbeat(Comm *comm, double seconds);
+/* The longest that a rank waits for another in comm_sum, comm_sum_double, comm_broadcast and
+ * comm_heartbeat (45 s unless set). Past it the run ends: the silent rank's number is printed and
+ * every rank is aborted with status 1. */
+void comm_set_timeout(Comm *comm, double seconds);
+/* Every rank calls it once a step, when its work is queued and before it waits for its device: sums
+ * on a GPU cannot watch the other ranks, so this does. */
+void comm_heartbeat(Comm *comm);
 
 /* Ends every rank with this status, now. */
 void comm_abort(Comm *comm, int status) __attribute__((noreturn));

@@ -1,0 +1,353 @@
+/* flash_mma, backward, from O and LSE alone, deterministic and without atomics:
+ *
+ *   P = exp(scale · S - LSE)      dV = Pᵀ dO         D = Σ dO∘O by rows
+ *   dP = dO Vᵀ                    dS = P ∘ (dP - D)  dQ = scale · dS K,  dK = scale · dSᵀ Q
+ *
+ * With dropout, mask Z in {0, 1/(1-p)}: dV = (P∘Z)ᵀ dO and dS = P ∘ (dP∘Z - D).
+ *
+ * Three kernels: D (and LSE · log2 e), dK with dV by tiles of keys, dQ by tiles of queries. Each sum
+ * has one owner, which adds in a fixed order. The price is that S and dP are computed twice: 7 matrix
+ * products to the 5 of one kernel that adds dQ to memory from every tile of keys.
+ *
+ * The key kernel works on Sᵀ = K Qᵀ and dPᵀ = V dOᵀ: their accumulators are the A operands of Pᵀ dO
+ * and dSᵀ Q, so P and dS stay in registers in both kernels. */
+#include "attention/flash_mma.cuh"
+
+namespace {
+
+/* Σ over the eight products of two chunks. */
+__device__ __forceinline__ float dot_chunk(uint4 x, uint4 y) {
+    const uint32_t a[4] = {x.x, x.y, x.z, x.w}, b[4] = {y.x, y.y, y.z, y.w};
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum = fmaf(bf16_low(a[i]), bf16_low(b[i]), sum);
+        sum = fmaf(bf16_high(a[i]), bf16_high(b[i]), sum);
+    }
+    return sum;
+}
+
+/* dS / P of one score. */
+template <bool DROPOUT>
+__device__ __forceinline__ float score_gradient(const FlashMma &p, float dp, float delta) {
+    return DROPOUT ? fmaf(dp, p.dropout.scale, -delta) : dp - delta;
+}
+
+/* D and the base-2 LSE, padded to whole tiles with the values of a row that does nothing: P = 0. */
+enum { STATISTICS_LANES = 8, STATISTICS_ROWS = THREADS / STATISTICS_LANES };
+
+__global__ void __launch_bounds__(THREADS) statistics_kernel(const FlashMma p) {
+    constexpr int LANES = STATISTICS_LANES; /* share a row, 16 bytes each at a time */
+    const size_t index = (size_t)blockIdx.x * STATISTICS_ROWS + threadIdx.x / LANES;
+    const int i = (int)(index % p.rows);
+    const size_t bh = index / p.rows;
+    const int b = (int)(bh / p.NH), h = (int)(bh % p.NH);
+    float sum = 0.0f;
+    if (i < p.TQ) {
+        const bf16 *o = head_rows(p.o, b, h) + i * p.o.token;
+        const bf16 *dout = head_rows(p.dout, b, h) + i * p.dout.token;
+        for (int c = threadIdx.x % LANES * 8; c < p.HS; c += 8 * LANES) {
+            const uint4 x = load_chunk(o + c, p.HS - c, p.aligned);
+            const uint4 y = load_chunk(dout + c, p.HS - c, p.aligned);
+            sum += dot_chunk(x, y);
+        }
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < LANES; lanes *= 2)
+        sum += __shfl_xor_sync(~0u, sum, lanes);
+    if (threadIdx.x % LANES == 0) {
+        const float lse = i < p.TQ ? p.lse[bh * p.TQ + i] : -INFINITY;
+        p.delta[index] = sum;
+        p.lse2[index] = lse == -INFINITY ? INFINITY : lse * LOG2E;
+    }
+}
+
+/* dK and dV. M: 16-row tiles of keys a warp; QUERIES: queries in a stage, multiplied STEP at a time;
+ * COLUMNS: of dK and dV per block, since both accumulators of all D = 256 columns would not fit the
+ * registers (blockIdx.y counts them); HOLD: K and V in registers. */
+template <int D> struct KeyShape;
+template <> struct KeyShape<32> { enum { M = 2, QUERIES = 64, STEP = 32, COLUMNS = 32, HOLD = 1 }; };
+template <> struct KeyShape<64> { enum { M = 2, QUERIES = 64, STEP = 32, COLUMNS = 64, HOLD = 0 }; };
+template <> struct KeyShape<96> { enum { M = 1, QUERIES = 64, STEP = 64, COLUMNS = 96, HOLD = 0 }; };
+template <> struct KeyShape<128> { enum { M = 1, QUERIES = 64, STEP = 32, COLUMNS = 128, HOLD = 0 }; };
+template <> struct KeyShape<256> { enum { M = 1, QUERIES = 16, STEP = 16, COLUMNS = 128, HOLD = 0 }; };
+
+template <int D>
+struct KeyTiles {
+    using Shape = KeyShape<D>;
+    static constexpr int M = Shape::M, KEYS = 16 * M * WARPS, QUERIES = Shape::QUERIES;
+    static constexpr uint32_t DOUT = Tile<D>::bytes(QUERIES); /* places within a stage */
+    static constexpr uint32_t LSE2 = 2 * DOUT, DELTA = LSE2 + QUERIES * sizeof(float);
+    static constexpr uint32_t STAGE_BYTES = DELTA + QUERIES * sizeof(float);
+    static constexpr size_t SHARED_BYTES = 2 * Tile<D>::bytes(KEYS) + 2 * STAGE_BYTES;
+    static_assert(STAGE_BYTES % 128 == 0, "tiles are aligned");
+    static_assert(SHARED_BYTES <= MAX_SHARED_BYTES, "runs on every GPU from sm_80");
+    static_assert(ROW_PADDING % QUERIES == 0, "statistics are read by whole tiles");
+};
+
+template <int D, bool DROPOUT>
+__global__ void __launch_bounds__(THREADS, 2)
+    key_kernel(const FlashMma p, unsigned tiles, unsigned section) {
+    using Tiles = KeyTiles<D>;
+    using Shape = KeyShape<D>;
+    constexpr int M = Tiles::M, KEYS = Tiles::KEYS, QUERIES = Tiles::QUERIES, STEP = Shape::STEP;
+    constexpr bool HOLD = Shape::HOLD != 0;
+    extern __shared__ __align__(128) unsigned char shared[];
+    const Tile<D> k_tile = {shared_address(shared)};
+    const Tile<D> v_tile = {k_tile.base + KEYS * Tile<D>::ROW_BYTES};
+    const uint32_t stages = v_tile.base + KEYS * Tile<D>::ROW_BYTES;
+
+    const Place place = find_place(tiles, p.B, p.NKV, section);
+    const int b = place.b, kv = place.h, j0 = place.tile * KEYS, column0 = blockIdx.y * Shape::COLUMNS;
+    const int group = p.NH / p.NKV;
+    /* Queries before this one see no key of the tile. */
+    const int first = max(0, j0 - p.mask.diagonal) / QUERIES * QUERIES;
+
+    auto load_stage = [&](int h, int i0, int stage) {
+        const uint32_t base = stages + stage * Tiles::STAGE_BYTES;
+        load_tile<QUERIES, THREADS>(Tile<D>{base}, head_rows(p.q, b, h), p.q.token, i0, p.TQ, p.HS,
+                                    p.aligned);
+        load_tile<QUERIES, THREADS>(Tile<D>{base + Tiles::DOUT}, head_rows(p.dout, b, h),
+                                    p.dout.token, i0, p.TQ, p.HS, p.aligned);
+        const size_t row = ((size_t)b * p.NH + h) * p.rows + i0;
+        if (threadIdx.x < QUERIES / 4) {
+            copy_async_16(base + Tiles::LSE2 + 16 * threadIdx.x, p.lse2 + row + 4 * threadIdx.x, 16);
+            copy_async_16(base + Tiles::DELTA + 16 * threadIdx.x, p.delta + row + 4 * threadIdx.x, 16);
+        }
+    };
+    load_tile<KEYS, THREADS>(k_tile, head_rows(p.k, b, kv), p.k.token, j0, p.mask.TK, p.HS, p.aligned);
+    load_tile<KEYS, THREADS>(v_tile, head_rows(p.v, b, kv), p.v.token, j0, p.mask.TK, p.HS, p.aligned);
+    if (first < p.TQ)
+        load_stage(kv * group, first, 0);
+    copy_async_wait();
+    __syncthreads();
+
+    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * M, warp_j0 = j0 + warp_row;
+    const auto k_rows = tile_rows<M, HOLD>(k_tile, warp_row);
+    const auto v_rows = tile_rows<M, HOLD>(v_tile, warp_row);
+    float dk[M][Shape::COLUMNS / 8][4], dv[M][Shape::COLUMNS / 8][4];
+    clear(dk);
+    clear(dv);
+
+    /* All query tiles of one query head of the group, then of the next. */
+    int h = kv * group, i0 = first, stage = 0;
+    while (i0 < p.TQ) {
+        copy_async_wait();
+        __syncthreads();
+        int next_h = h, next_i0 = i0 + QUERIES;
+        if (next_i0 >= p.TQ && h + 1 < (kv + 1) * group)
+            next_h = h + 1, next_i0 = first;
+        if (next_i0 < p.TQ)
+            load_stage(next_h, next_i0, stage ^ 1);
+        const uint32_t base = stages + stage * Tiles::STAGE_BYTES;
+        const Tile<D> q_tile = {base}, dout_tile = {base + Tiles::DOUT};
+
+#pragma unroll 1
+        for (int step = 0; step < QUERIES; step += STEP) {
+            if (p.mask.hides(i0 + step, STEP, warp_j0))
+                continue;
+            float scores[M][STEP / 8][4], dp[M][STEP / 8][4];
+            clear(scores);
+            multiply_transposed(scores, k_rows, q_tile, step);
+            if (p.mask.cuts(i0 + step, warp_j0, 16 * M))
+                p.mask.apply_transposed(scores, warp_j0, i0 + step);
+            clear(dp);
+            multiply_transposed(dp, v_rows, dout_tile, step);
+
+            const uint32_t statistics = base + Tiles::LSE2 + 4 * (step + 2 * (lane % 4));
+#pragma unroll
+            for (int n = 0; n < STEP / 8; n++) {
+                const float2 lse2 = load_shared_float2(statistics + 32 * n);
+#pragma unroll
+                for (int m = 0; m < M; m++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        scores[m][n][e] = exp2_approx(
+                            fmaf(scores[m][n][e], p.scale_log2, -(e % 2 ? lse2.y : lse2.x)));
+            }
+            if constexpr (DROPOUT) {
+                float kept[M][STEP / 8][4];
+                copy(kept, scores);
+                p.dropout.visit_transposed<M, STEP / 8>(
+                    b * p.NH + h, warp_j0, i0 + step,
+                    [&](int m, int n, int e) { kept[m][n][e] = dp[m][n][e] = 0.0f; });
+                multiply(dv, pack_fragments(kept), dout_tile, step, column0);
+            } else {
+                multiply(dv, pack_fragments(scores), dout_tile, step, column0);
+            }
+#pragma unroll
+            for (int n = 0; n < STEP / 8; n++) {
+                const float2 delta =
+                    load_shared_float2(statistics + (Tiles::DELTA - Tiles::LSE2) + 32 * n);
+#pragma unroll
+                for (int m = 0; m < M; m++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        scores[m][n][e] *= score_gradient<DROPOUT>(p, dp[m][n][e],
+                                                                   e % 2 ? delta.y : delta.x);
+            }
+            multiply(dk, pack_fragments(scores), q_tile, step, column0);
+        }
+        h = next_h, i0 = next_i0, stage ^= 1;
+    }
+
+    float dk_factor[M][2], dv_factor[M][2];
+    fill(dk_factor, p.scale);
+    fill(dv_factor, DROPOUT ? p.dropout.scale : 1.0f);
+    store_rows(dk, dk_factor, k_tile, warp_row, head_rows(p.dk, b, kv), p.dk.token, warp_j0, column0,
+               p.mask.TK, p.HS, p.aligned);
+    store_rows(dv, dv_factor, v_tile, warp_row, head_rows(p.dv, b, kv), p.dv.token, warp_j0, column0,
+               p.mask.TK, p.HS, p.aligned);
+}
+
+/* dQ. M: 16-row tiles of queries a warp; KEYS: keys in a stage, multiplied STEP at a time; HOLD: Q and
+ * dO in registers. */
+template <int D> struct QueryShape;
+template <> struct QueryShape<32> { enum { M = 2, KEYS = 64, STEP = 32, HOLD = 1 }; };
+template <> struct QueryShape<64> { enum { M = 2, KEYS = 64, STEP = 32, HOLD = 1 }; };
+template <> struct QueryShape<96> { enum { M = 2, KEYS = 32, STEP = 32, HOLD = 0 }; };
+template <> struct QueryShape<128> { enum { M = 2, KEYS = 32, STEP = 32, HOLD = 0 }; };
+template <> struct QueryShape<256> { enum { M = 1, KEYS = 16, STEP = 16, HOLD = 0 }; };
+
+template <int D>
+struct QueryTiles {
+    using Shape = QueryShape<D>;
+    static constexpr int M = Shape::M, KEYS = Shape::KEYS, QUERIES = 16 * M * WARPS;
+    static constexpr uint32_t V = Tile<D>::bytes(KEYS), STAGE_BYTES = 2 * V;
+    static constexpr size_t SHARED_BYTES = 2 * Tile<D>::bytes(QUERIES) + 2 * STAGE_BYTES;
+    static_assert(SHARED_BYTES <= MAX_SHARED_BYTES, "runs on every GPU from sm_80");
+    static_assert(ROW_PADDING % QUERIES == 0, "statistics are read by whole tiles");
+};
+
+template <int D, bool DROPOUT>
+__global__ void __launch_bounds__(THREADS, 2)
+    query_kernel(const FlashMma p, unsigned tiles, unsigned section) {
+    using Tiles = QueryTiles<D>;
+    using Shape = QueryShape<D>;
+    constexpr int M = Tiles::M, KEYS = Tiles::KEYS, QUERIES = Tiles::QUERIES, STEP = Shape::STEP;
+    constexpr bool HOLD = Shape::HOLD != 0;
+    extern __shared__ __align__(128) unsigned char shared[];
+    const Tile<D> q_tile = {shared_address(shared)};
+    const Tile<D> dout_tile = {q_tile.base + QUERIES * Tile<D>::ROW_BYTES};
+    const uint32_t stages = dout_tile.base + QUERIES * Tile<D>::ROW_BYTES;
+
+    const Place place = find_place(tiles, p.B, p.NH, section);
+    const int b = place.b, h = place.h, kv = h / (p.NH / p.NKV);
+    const int i0 = (tiles - 1 - place.tile) * QUERIES;
+    const int keys = keys_seen(p, i0 + QUERIES);
+
+    auto load_stage = [&](int j0, int stage) {
+        const uint32_t base = stages + stage * Tiles::STAGE_BYTES;
+        load_tile<KEYS, THREADS>(Tile<D>{base}, head_rows(p.k, b, kv), p.k.token, j0, p.mask.TK, p.HS,
+                                 p.aligned);
+        load_tile<KEYS, THREADS>(Tile<D>{base + Tiles::V}, head_rows(p.v, b, kv), p.v.token, j0,
+                                 p.mask.TK, p.HS, p.aligned);
+    };
+    load_tile<QUERIES, THREADS>(q_tile, head_rows(p.q, b, h), p.q.token, i0, p.TQ, p.HS, p.aligned);
+    load_tile<QUERIES, THREADS>(dout_tile, head_rows(p.dout, b, h), p.dout.token, i0, p.TQ, p.HS,
+                                p.aligned);
+    if (keys > 0)
+        load_stage(0, 0);
+    copy_async_wait();
+    __syncthreads();
+
+    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * M, warp_i0 = i0 + warp_row;
+    const auto q_rows = tile_rows<M, HOLD>(q_tile, warp_row);
+    const auto dout_rows = tile_rows<M, HOLD>(dout_tile, warp_row);
+    float lse2[M][2], delta[M][2];
+    const size_t statistics = ((size_t)b * p.NH + h) * p.rows + warp_i0 + lane / 4;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            lse2[m][r] = p.lse2[statistics + 16 * m + 8 * r];
+            delta[m][r] = p.delta[statistics + 16 * m + 8 * r];
+        }
+    float dq[M][D / 8][4];
+    clear(dq);
+
+    for (int stage_j0 = 0, stage = 0; stage_j0 < keys; stage_j0 += KEYS, stage ^= 1) {
+        copy_async_wait();
+        __syncthreads();
+        if (stage_j0 + KEYS < keys)
+            load_stage(stage_j0 + KEYS, stage ^ 1);
+        const uint32_t base = stages + stage * Tiles::STAGE_BYTES;
+        const Tile<D> k_tile = {base}, v_tile = {base + Tiles::V};
+
+#pragma unroll 1
+        for (int step = 0; step < KEYS; step += STEP) {
+            const int j0 = stage_j0 + step;
+            if (p.mask.hides(warp_i0, 16 * M, j0))
+                break;
+            float scores[M][STEP / 8][4], dp[M][STEP / 8][4];
+            clear(scores);
+            multiply_transposed(scores, q_rows, k_tile, step);
+            if (p.mask.cuts(warp_i0, j0, STEP))
+                p.mask.apply(scores, warp_i0, j0);
+            clear(dp);
+            multiply_transposed(dp, dout_rows, v_tile, step);
+            if constexpr (DROPOUT)
+                p.dropout.visit<M, STEP / 8>(b * p.NH + h, warp_i0, j0, [&](int m, int n, int e) {
+                    dp[m][n][e] = 0.0f;
+                });
+#pragma unroll
+            for (int m = 0; m < M; m++)
+#pragma unroll
+                for (int n = 0; n < STEP / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        scores[m][n][e] =
+                            exp2_approx(fmaf(scores[m][n][e], p.scale_log2, -lse2[m][e / 2])) *
+                            score_gradient<DROPOUT>(p, dp[m][n][e], delta[m][e / 2]);
+            multiply(dq, pack_fragments(scores), k_tile, step, 0);
+        }
+    }
+
+    float factor[M][2];
+    fill(factor, p.scale);
+    store_rows(dq, factor, q_tile, warp_row, head_rows(p.dq, b, h), p.dq.token, warp_i0, 0, p.TQ, p.HS,
+               p.aligned);
+}
+
+struct RunBackward {
+    const FlashMma &p;
+    cudaStream_t stream;
+
+    template <int D, bool DROPOUT>
+    void with() const {
+        using Keys = KeyTiles<D>;
+        using Queries = QueryTiles<D>;
+        const unsigned key_tiles = (unsigned)divide_up(p.mask.TK, Keys::KEYS);
+        const unsigned query_tiles = (unsigned)divide_up(p.TQ, Queries::QUERIES);
+        launch(key_kernel<D, DROPOUT>, dim3(key_tiles * p.B * p.NKV, D / KeyShape<D>::COLUMNS),
+               Keys::SHARED_BYTES, stream, p, key_tiles,
+               heads_per_section(&p, (size_t)p.TQ * (p.NH / p.NKV), p.NKV));
+        launch(query_kernel<D, DROPOUT>, dim3(query_tiles * p.B * p.NH), Queries::SHARED_BYTES, stream,
+               p, query_tiles, heads_per_section(&p, p.mask.TK, p.NH));
+    }
+};
+
+/* Floats in each of lse2 and delta. */
+size_t statistics_count(const Attention *problem) {
+    return problem->B * problem->NH * divide_up(problem->TQ, ROW_PADDING) * ROW_PADDING;
+}
+
+} // namespace
+
+extern "C" size_t flash_mma_backward_workspace(const Attention *problem) {
+    return 2 * statistics_count(problem) * sizeof(float);
+}
+
+extern "C" void flash_mma_backward(const Attention *problem, const AttentionTensors *tensors,
+                                   const AttentionGradients *gradients, void *workspace,
+                                   void *stream) {
+    FlashMma p = describe(problem, tensors);
+    p.dout = gradients->dout, p.dq = gradients->dq, p.dk = gradients->dk, p.dv = gradients->dv;
+    p.aligned = p.aligned && view_aligned(&p.dout) && view_aligned(&p.dq) && view_aligned(&p.dk) &&
+                view_aligned(&p.dv);
+    p.lse2 = (float *)workspace;
+    p.delta = p.lse2 + statistics_count(problem);
+    launch(statistics_kernel, dim3((unsigned)(statistics_count(problem) / STATISTICS_ROWS)), 0,
+           (cudaStream_t)stream, p);
+    dispatch(p, RunBackward{p, (cudaStream_t)stream});
+}

@@ -1,0 +1,76 @@
+/* Online softmax (Milakov and Gimelshein 2018) on tensor-core accumulators.
+ *
+ * Over the tiles of one row: m = max so far, ℓ = Σ exp(s - m), O = Σ exp(s - m) v. A tile that raises
+ * m from m' multiplies ℓ and O by exp(m' - m). O is divided by ℓ once, after the last tile (Dao 2023).
+ * With c = scale · log2 e > 0, exp(scale · (s - m)) = exp2(c·s - c·m): one fused multiply-add and one
+ * ex2 per score, and m is kept unscaled. ℓ is summed per lane and over the row's four lanes only at
+ * the end. */
+#ifndef ATTENTION_MMA_SOFTMAX_CUH
+#define ATTENTION_MMA_SOFTMAX_CUH
+
+#include "attention/mma.cuh"
+
+template <int M>
+struct OnlineSoftmax {
+    float top[M][2]; /* m */
+    float sum[M][2]; /* this lane's part of ℓ */
+
+    __device__ __forceinline__ OnlineSoftmax() {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                top[m][i] = -INFINITY;
+                sum[m][i] = 0.0f;
+            }
+    }
+
+    /* scores become exp(scale · (s - m)); O is brought to the new m. */
+    template <int N, int NO>
+    __device__ __forceinline__ void step(float (&scores)[M][N][4], float (&out)[M][NO][4], float c) {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float highest = top[m][i];
+#pragma unroll
+                for (int n = 0; n < N; n++)
+                    highest = fmaxf(highest, fmaxf(scores[m][n][2 * i], scores[m][n][2 * i + 1]));
+                highest = quad_max(highest);
+                /* A row that has seen no key has m = -inf, and -inf - -inf is NaN: subtracting 0
+                 * makes all its terms exp2(-inf) = 0. */
+                const float base = highest == -INFINITY ? 0.0f : highest;
+                const float correction = exp2_approx((top[m][i] - base) * c);
+                top[m][i] = highest;
+                sum[m][i] *= correction;
+#pragma unroll
+                for (int n = 0; n < NO; n++) {
+                    out[m][n][2 * i] *= correction;
+                    out[m][n][2 * i + 1] *= correction;
+                }
+#pragma unroll
+                for (int n = 0; n < N; n++)
+#pragma unroll
+                    for (int e = 2 * i; e < 2 * i + 2; e++) {
+                        scores[m][n][e] = exp2_approx(fmaf(scores[m][n][e], c, -base * c));
+                        sum[m][i] += scores[m][n][e];
+                    }
+            }
+    }
+
+    /* After the last tile: the factor that normalises O, and LSE in natural logarithms. A row without
+     * keys gets 0 and -inf. */
+    __device__ __forceinline__ void finish(float (&factor)[M][2], float (&lse)[M][2], float c) {
+        const float LN2 = 0.693147181f;
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float total = quad_sum(sum[m][i]);
+                factor[m][i] = total == 0.0f ? 0.0f : 1.0f / total;
+                lse[m][i] = total == 0.0f ? -INFINITY : top[m][i] * c * LN2 + logf(total);
+            }
+    }
+};
+
+#endif

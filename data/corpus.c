@@ -1,0 +1,72 @@
+#include "data/corpus.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "runtime/error.h"
+#include "runtime/files.h"
+
+#define TEXT_LIMIT ((size_t)4 << 30)
+
+bool corpus_is_shards(const char *path) {
+    size_t n = strlen(path);
+    struct stat status;
+    return (n > 4 && strcmp(path + n - 4, ".bin") == 0) || strpbrk(path, "*?[") ||
+           (stat(path, &status) == 0 && S_ISDIR(status.st_mode));
+}
+
+/* A dataset of a copy of tokens[first..end). */
+static Dataset *part(const int32_t *tokens, size_t first, size_t end, size_t V) {
+    size_t count = end - first;
+    int32_t *copy = malloc((count ? count : 1) * sizeof *copy);
+    if (!copy) {
+        error_set("out of host memory");
+        return NULL;
+    }
+    memcpy(copy, tokens + first, count * sizeof *copy);
+    return dataset_from_tokens(copy, count, V);
+}
+
+bool corpus_open_text(Corpus *corpus, const char *path, Tokenizer *tokenizer, const char *kind,
+                      double fraction) {
+    memset(corpus, 0, sizeof *corpus);
+    corpus->tokenizer = tokenizer;
+    size_t bytes, count = 0;
+    int32_t *tokens = NULL;
+    char *text = file_read(path, TEXT_LIMIT, &bytes);
+    if (text && !corpus->tokenizer)
+        corpus->tokenizer =
+            strcmp(kind, "bytes") == 0 ? tokenizer_bytes() : tokenizer_characters(text, bytes);
+    if (text && corpus->tokenizer)
+        tokens = tokenizer_encode(corpus->tokenizer, text, bytes, &count);
+    if (tokens) {
+        size_t split = count - (size_t)((double)count * fraction);
+        corpus->V = tokenizer_vocabulary(corpus->tokenizer);
+        corpus->train = part(tokens, 0, split, corpus->V);
+        if (split < count) corpus->validation = part(tokens, split, count, corpus->V);
+    }
+    free(text);
+    free(tokens);
+    if (tokens && corpus->train && (corpus->validation || fraction == 0)) return true;
+    error_set("%s: %s", path, error_message());
+    corpus_close(corpus);
+    return false;
+}
+
+bool corpus_open_shards(Corpus *corpus, const char *train, const char *validation, size_t V) {
+    memset(corpus, 0, sizeof *corpus);
+    corpus->V = V;
+    corpus->train = dataset_from_shards(train, V, false);
+    if (corpus->train && validation) corpus->validation = dataset_from_shards(validation, V, false);
+    if (corpus->train && (corpus->validation || !validation)) return true;
+    corpus_close(corpus);
+    return false;
+}
+
+void corpus_close(Corpus *corpus) {
+    tokenizer_free(corpus->tokenizer);
+    dataset_close(corpus->train);
+    dataset_close(corpus->validation);
+    memset(corpus, 0, sizeof *corpus);
+}

@@ -1,0 +1,26 @@
+/* A file replaced so that a reader, or a crash, sees the old one or the new one, whole: it is
+ * written under a temporary name in the same directory, synced, and renamed. */
+#ifndef DATA_REPLACE_H
+#define DATA_REPLACE_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    FILE *file;
+    char *path, *temporary;
+} FileReplacement;
+
+/* Begin, write to `file`, commit, which also notices that a write failed. Both return false with
+ * error_message(); then nothing is left to be freed, and what was at `path` is as it was. */
+bool file_replace_begin(FileReplacement *replacement, const char *path);
+bool file_replace_commit(FileReplacement *replacement);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,19 @@
+/* The table of a configuration's tensors: private to gpt/. */
+#ifndef GPT_CONFIG_H
+#define GPT_CONFIG_H
+
+#include <math.h>
+
+#include "gpt/gpt.h"
+
+typedef struct {
+    GptTensor *tensors; /* gpt_table_capacity entries, the caller's */
+    size_t count;
+    size_t elements; /* of an arena: a multiple of ADAMW_CHUNK */
+} GptTable;
+
+size_t gpt_table_capacity(const GptConfig *config);
+/* Fills the table: the embeddings, block after block, the last layernorm. */
+void gpt_table(GptTable *table, const GptConfig *config);
+
+#endif

@@ -1,0 +1,19 @@
+/* A configuration as Hugging Face's config.json of a GPT-2: private to gpt/. */
+#ifndef GPT_CONFIG_JSON_H
+#define GPT_CONFIG_JSON_H
+
+#include "gpt/gpt.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Reads the file. False with error_message() if it asks for what this model does not compute. */
+bool config_json_read(const char *path, GptConfig *config);
+/* Writes the file, synced. */
+bool config_json_write(const char *path, const GptConfig *config);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

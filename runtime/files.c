@@ -1,0 +1,255 @@
+/* Files and replaced directories; see files.h. The order that makes a replacement safe: the files
+ * are on the disk before the directory's entries, these before its name, and the old one goes
+ * last. */
+#include "runtime/files.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "runtime/error.h"
+
+static bool failed(const char *verb, const char *path) {
+    return error_set("cannot %s %s: %s", verb, path, strerror(errno));
+}
+
+static bool path_suffix(char path[FILE_PATH_BYTES], const char *directory, const char *suffix) {
+    size_t length = strlen(directory);
+    while (length > 1 && directory[length - 1] == '/') length--;
+    int n = snprintf(path, FILE_PATH_BYTES, "%.*s%s", (int)length, directory, suffix);
+    return (n >= 0 && n < FILE_PATH_BYTES) || error_set("the path %.60s... is too long", directory);
+}
+
+bool file_join(char path[FILE_PATH_BYTES], const char *directory, const char *name) {
+    int n = snprintf(path, FILE_PATH_BYTES, "%s/%s", directory, name);
+    return (n >= 0 && n < FILE_PATH_BYTES) || error_set("the path %.60s... is too long", directory);
+}
+
+bool file_exists(const char *path) {
+    struct stat status;
+    return lstat(path, &status) == 0;
+}
+
+/* Opens a regular file for reading: another kind (a directory, a pipe) has no size to check
+ * against. O_NONBLOCK: a pipe by that name must not hang the program. */
+static int open_regular(const char *path, size_t *bytes) {
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat status;
+    if (file < 0 || fstat(file, &status) != 0) {
+        failed("read", path);
+    } else if (!S_ISREG(status.st_mode)) {
+        error_set("%s is not a file", path);
+    } else {
+        *bytes = (size_t)status.st_size;
+        return file;
+    }
+    if (file >= 0) close(file);
+    return -1;
+}
+
+bool file_read_at(int file, const char *path, void *data, size_t bytes, size_t offset) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t n = pread(file, (char *)data + done, bytes - done, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return failed("read", path);
+        if (n == 0)
+            return error_set("%s ends at byte %zu; %zu were expected: it was cut while in use",
+                             path, offset + done, offset + bytes);
+        done += (size_t)n;
+    }
+    return true;
+}
+
+bool file_write_all(int file, const char *path, const void *data, size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t n = write(file, (const char *)data + done, bytes - done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return failed("write", path);
+        done += (size_t)n;
+    }
+    return true;
+}
+
+bool file_sync_close(int file, const char *path) {
+    bool synced = fsync(file) == 0 || failed("write", path);
+    bool closed = close(file) == 0 || !synced || failed("write", path);
+    return synced && closed;
+}
+
+char *file_read(const char *path, size_t limit, size_t *bytes) {
+    size_t size;
+    int file = open_regular(path, &size);
+    if (file < 0) return NULL;
+    char *data = NULL;
+    if (size > limit)
+        error_set("%s has %zu bytes; at most %zu were expected", path, size, limit);
+    else if (!(data = malloc(size + 1)))
+        error_set("no memory for the %zu bytes of %s", size, path);
+    else if (!file_read_at(file, path, data, size, 0))
+        free(data), data = NULL;
+    close(file);
+    if (!data) return NULL;
+    data[size] = 0;
+    if (bytes) *bytes = size;
+    return data;
+}
+
+static int create(const char *path) {
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (file < 0) failed("create", path);
+    return file;
+}
+
+static bool finish(int file, const char *path, bool good) {
+    if (!good) close(file);
+    good = good && file_sync_close(file, path);
+    if (!good) unlink(path);
+    return good;
+}
+
+bool file_write(const char *path, const void *data, size_t bytes) {
+    int file = create(path);
+    return file >= 0 && finish(file, path, file_write_all(file, path, data, bytes));
+}
+
+enum { PIECE_BYTES = 1 << 16 };
+
+bool file_copy(const char *from, const char *to) {
+    size_t bytes;
+    int source = open_regular(from, &bytes);
+    if (source < 0) return false;
+    int file = create(to);
+    bool good = file >= 0;
+    char piece[PIECE_BYTES];
+    for (size_t offset = 0; good && offset < bytes; offset += PIECE_BYTES) {
+        size_t n = bytes - offset < PIECE_BYTES ? bytes - offset : PIECE_BYTES;
+        good = file_read_at(source, from, piece, n, offset) && file_write_all(file, to, piece, n);
+    }
+    close(source);
+    return file >= 0 && finish(file, to, good);
+}
+
+/* FNV-1a on 64-bit words instead of bytes (eight times as fast), with a shift so that the high half
+ * of a word reaches the low half of the sum. A final part of a word is filled with zeros. */
+bool file_checksum(const char *path, size_t *bytes, uint64_t *checksum) {
+    int file = open_regular(path, bytes);
+    if (file < 0) return false;
+    uint64_t sum = 0xCBF29CE484222325u, words[PIECE_BYTES / 8];
+    bool good = true;
+    for (size_t offset = 0; good && offset < *bytes; offset += PIECE_BYTES) {
+        size_t n = *bytes - offset < PIECE_BYTES ? *bytes - offset : PIECE_BYTES;
+        words[(n - 1) / 8] = 0;
+        good = file_read_at(file, path, words, n, offset);
+        for (size_t i = 0; good && i < (n + 7) / 8; i++) {
+            sum = (sum ^ words[i]) * 0x100000001B3u;
+            sum ^= sum >> 32;
+        }
+    }
+    close(file);
+    *checksum = sum;
+    return good;
+}
+
+static bool sync_directory(const char *path) {
+    int file = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (file < 0) return failed("open", path);
+    /* EINVAL: a file system without such a sync, which then has nothing more to offer. */
+    bool good = fsync(file) == 0 || errno == EINVAL || failed("sync", path);
+    close(file);
+    return good;
+}
+
+static bool listed(const char *const *names, const char *name) {
+    for (; names && *names; names++)
+        if (!strcmp(*names, name)) return true;
+    return false;
+}
+
+/* Removes a directory and the files in it. With a successor, the entries that it lacks and that
+ * `owned` does not name are moved there instead. Nothing to do if there is no such directory. */
+static bool remove_directory(const char *path, const char *successor, const char *const *owned) {
+    DIR *directory = opendir(path);
+    if (!directory) return errno == ENOENT || failed("open", path);
+    bool good = true;
+    for (struct dirent *entry; good && (entry = readdir(directory));) {
+        const char *name = entry->d_name;
+        char from[FILE_PATH_BYTES], to[FILE_PATH_BYTES];
+        if (!strcmp(name, ".") || !strcmp(name, "..")) continue;
+        if (!file_join(from, path, name)) {
+            good = false;
+        } else if (successor && !listed(owned, name)) {
+            good = file_join(to, successor, name) &&
+                   (file_exists(to) ? unlink(from) == 0 || failed("remove", from)
+                                    : rename(from, to) == 0 || failed("move", from));
+        } else {
+            good = unlink(from) == 0 || failed("remove", from);
+        }
+    }
+    closedir(directory);
+    return good && (rmdir(path) == 0 || failed("remove", path));
+}
+
+bool directory_replace_begin(const char *directory, char staging[FILE_PATH_BYTES]) {
+    char path[FILE_PATH_BYTES];
+    if (!path_suffix(path, directory, "") || !path_suffix(staging, directory, ".tmp")) return false;
+    const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    if (!*name || !strcmp(name, ".") || !strcmp(name, ".."))
+        return error_set("\"%s\" has no name of its own to write beside; give a directory by name",
+                         directory);
+    struct stat status;
+    if (lstat(path, &status) == 0 && !S_ISDIR(status.st_mode))
+        return error_set("%s is %s; a directory, or a name that is free, is needed", path,
+                         S_ISLNK(status.st_mode) ? "a symbolic link" : "a file");
+    return remove_directory(staging, NULL, NULL) &&
+           (mkdir(staging, 0777) == 0 || failed("create", staging));
+}
+
+bool directory_replace_commit(const char *directory, const char *const *owned) {
+    char path[FILE_PATH_BYTES], staging[FILE_PATH_BYTES], old[FILE_PATH_BYTES];
+    char parent[FILE_PATH_BYTES];
+    if (!path_suffix(path, directory, "") || !path_suffix(staging, directory, ".tmp") ||
+        !path_suffix(old, directory, ".old") || !path_suffix(parent, directory, "/.."))
+        return false;
+    if (!sync_directory(staging)) return false;
+
+    bool replaces = file_exists(path);
+    if (replaces) {
+        /* What an earlier replacement did not get to remove; here `path` is whole, so it may go. */
+        if (!remove_directory(old, path, owned)) return false;
+        if (rename(path, old) != 0) return failed("rename", path);
+    }
+    if (rename(staging, path) != 0) {
+        failed("rename", staging);
+        if (replaces) rename(old, path);
+        return false;
+    }
+    if (!sync_directory(parent)) return false;
+    /* The new directory is in place: if the old one can't be removed, it is the next replacement
+     * that says so. */
+    remove_directory(old, path, owned);
+    return true;
+}
+
+void directory_replace_abandon(const char *directory) {
+    char staging[FILE_PATH_BYTES];
+    char *message = strdup(error_message());
+    if (path_suffix(staging, directory, ".tmp")) remove_directory(staging, NULL, NULL);
+    if (message) error_set("%s", message);
+    free(message);
+}
+
+bool directory_replace_find(const char *directory, char path[FILE_PATH_BYTES]) {
+    struct stat status;
+    if (!path_suffix(path, directory, "")) return false;
+    if (stat(path, &status) == 0)
+        return S_ISDIR(status.st_mode) || error_set("%s is a file, not a directory", path);
+    if (errno != ENOENT) return failed("read", path);
+    if (!path_suffix(path, directory, ".old")) return false;
+    return (stat(path, &status) == 0 && S_ISDIR(status.st_mode)) ||
+           error_set("there is no directory %s", directory);
+}

@@ -1,0 +1,69 @@
+#include "runtime/run.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "runtime/error.h"
+
+bool run_name(Run *run, const char *directory) {
+    if (strlen(directory) >= sizeof run->directory)
+        return error_set("the path %.64s… is too long", directory);
+    strcpy(run->directory, directory);
+    return file_join(run->flags, directory, "flags.txt") &&
+           file_join(run->last, directory, "last") && file_join(run->best, directory, "best") &&
+           file_join(run->tokenizer, directory, "tokenizer.json");
+}
+
+/* 1: made, 0: was there, -1: failed with error_message(). */
+static int make_directory(const char *path) {
+    if (mkdir(path, 0777) == 0) return 1;
+    if (errno == EEXIST) return 0;
+    error_set("the directory %s cannot be made: %s", path, strerror(errno));
+    return -1;
+}
+
+bool run_create(Run *run, const char *wanted, const char *name) {
+    if (wanted[0]) {
+        if (!run_name(run, wanted) || make_directory(wanted) < 0) return false;
+        return !file_exists(run->flags) ||
+               error_set("%s holds an earlier run; go on with it by --resume, or name another",
+                         wanted);
+    }
+    if (make_directory("runs") < 0) return false;
+    for (int i = 1; i < 100000; i++) {
+        char path[FILE_PATH_BYTES];
+        snprintf(path, sizeof path, i > 1 ? "runs/%s-%d" : "runs/%s", name, i);
+        int made = make_directory(path);
+        if (made != 0) return made > 0 && run_name(run, path);
+    }
+    return error_set("runs/ is full; remove old runs");
+}
+
+bool run_write_flags(const Run *run, const Flag *flags) {
+    FILE *file = fopen(run->flags, "w");
+    if (!file) return error_set("%s cannot be written: %s", run->flags, strerror(errno));
+    flags_print_values(flags, file);
+    return fclose(file) == 0 || error_set("%s cannot be written: %s", run->flags, strerror(errno));
+}
+
+static bool set_recorded(Flag *flags, const char *name, const char *value) {
+    for (const Flag *flag = flags; flag->name; flag++)
+        if (strcmp(flag->name, name) == 0) return flag->given || flags_set(flags, name, value);
+    return error_set("there is no option %s", name);
+}
+
+bool run_read_flags(const Run *run, Flag *flags) {
+    char *text = file_read(run->flags, (size_t)1 << 20, NULL);
+    if (!text) return error_set("%s holds no run to resume: %s", run->directory, error_message());
+    bool good = true;
+    for (char *line = strtok(text, "\n"); good && line; line = strtok(NULL, "\n")) {
+        char *equals = strchr(line, '=');
+        if (equals) *equals = 0;
+        good = equals && set_recorded(flags, line, equals + 1);
+    }
+    if (!good) error_set("%s: %s", run->flags, error_message());
+    free(text);
+    return good;
+}

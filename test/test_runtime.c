@@ -1,0 +1,597 @@
+/* What everything stands on: errors, random numbers, options, devices; and the comparator. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <setjmp.h>
+#include <cmocka.h>
+
+#include <float.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "runtime/device.h"
+#include "runtime/error.h"
+#include "runtime/flags.h"
+#include "runtime/random.h"
+#include "test/compare.h"
+
+static void assert_message(const char *part) {
+    if (!strstr(error_message(), part))
+        fail_msg("the message \"%s\" does not contain \"%s\"", error_message(), part);
+}
+
+static void comparator_fails_on_nan(void **state) {
+    (void)state;
+    const double reference[3] = {1, 2, 3}, poisoned[3] = {1, NAN, 3};
+    const float reference_float[3] = {1, 2, 3}, poisoned_float[3] = {1, NAN, 3};
+    assert_true(compare("equal values", relative_error(reference, reference, 3), 0));
+    assert_false(
+        compare("must fail: NaN in double", relative_error(poisoned, reference, 3), INFINITY));
+    assert_false(compare("must fail: NaN in float",
+                         relative_error_float(poisoned_float, reference_float, 3), INFINITY));
+    assert_false(
+        compare("must fail: NaN in reference", relative_error(reference, poisoned, 3), INFINITY));
+    assert_false(
+        compare("must fail: difference", relative_error((double[]){1.1}, reference, 1), 0.09));
+}
+
+static void error_may_quote_itself(void **state) {
+    (void)state;
+    assert_false(error_set("inner %d", 7));
+    assert_string_equal(error_message(), "inner 7");
+    error_set("outer: %s", error_message());
+    error_set("%s (%s)", error_message(), error_message());
+    assert_string_equal(error_message(), "outer: inner 7 (outer: inner 7)");
+
+    char *longest = malloc(100001);
+    assert_non_null(longest);
+    memset(longest, 'x', 100000);
+    longest[100000] = '\0';
+    error_set("%s", longest);
+    free(longest);
+    size_t length = strlen(error_message());
+    assert_true(length > 1000 && length < 100000);
+    assert_string_equal(error_message() + length - 3, "...");
+}
+
+/* Random123, tests/kat_vectors: "philox4x32 7" with all bits clear, all set, and digits of pi. */
+static void philox_gives_the_published_numbers(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t key;
+        uint32_t counter[4], expected[4];
+    } vectors[] = {
+        {0, {0, 0, 0, 0}, {0x5f6fb709, 0x0d893f64, 0x4f121f81, 0x4f730a48}},
+        {UINT64_MAX,
+         {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX},
+         {0x5207ddc2, 0x45165e59, 0x4d8ee751, 0x8c52f662}},
+        {0x299f31d0a4093822,
+         {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+         {0x4dfccaba, 0x190a87f0, 0xc47362ba, 0xb6b5242a}},
+    };
+    for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
+        const uint32_t *c = vectors[i].counter;
+        Philox draw = philox(vectors[i].key, c[0], c[1], c[2], c[3]);
+        for (int w = 0; w < 4; w++) assert_int_equal(draw.word[w], vectors[i].expected[w]);
+    }
+    Philox draw = {{0x03020100, 0x07060504, 0x0b0a0908, 0x0f0e0d0c}};
+    for (int i = 0; i < 16; i++) assert_int_equal(philox_byte(&draw, i), i);
+}
+
+/* Element i of a dropout over n elements is kept with probability 1 - threshold / 256 and scaled so
+ * that the expectation is 1. The kept fraction has deviation sqrt(q (1 - q) / n) and the mean byte
+ * 73.9 / sqrt(n): five of them, for counters that are fixed, leave no chance. */
+static void dropout_keeps_the_stated_fraction(void **state) {
+    (void)state;
+    const uint64_t n = 1 << 20;
+    for (int step = 0; step <= 9; step++) {
+        float p = 0.1f * (float)step;
+        unsigned threshold = dropout_threshold(p);
+        double kept = 0, byte_sum = 0;
+        for (uint64_t i = 0; i < n; i++) {
+            Philox draw = dropout_draw(random_mix(1234, (uint64_t)step), i);
+            unsigned byte = philox_byte(&draw, (int)(i % 16));
+            byte_sum += byte;
+            kept += byte >= threshold;
+        }
+        double q = 1 - threshold / 256.0;
+        assert_true(fabs(p - threshold / 256.0) <= 1.0 / 512 + 1e-7); /* half a step, and float's */
+        assert_true(fabs(kept / n - q) <= 5 * sqrt(q * (1 - q) / n));
+        assert_true(fabs(byte_sum / n - 127.5) <= 5 * 73.9 / sqrt(n));
+        assert_true(fabs(q * dropout_scale(p) - 1) <= FLT_EPSILON); /* one division in float */
+    }
+}
+
+/* Every score of a 64-wide tile has a byte of its own: no draw and byte serve two columns. */
+static void attention_dropout_gives_each_column_its_byte(void **state) {
+    (void)state;
+    enum { COLUMNS = 192 };
+    for (uint32_t j = 0; j < COLUMNS; j++)
+        for (uint32_t k = 0; k < j; k++) {
+            Philox a = dropout_attention_draw(5, 2, 3, j), b = dropout_attention_draw(5, 2, 3, k);
+            bool same_draw = memcmp(&a, &b, sizeof a) == 0;
+            assert_false(same_draw && dropout_attention_byte(j) == dropout_attention_byte(k));
+            assert_int_equal(same_draw, j / 64 == k / 64 && j % 8 / 2 == k % 8 / 2);
+        }
+    Philox a = dropout_attention_draw(5, 2, 3, 0), b = dropout_attention_draw(5, 3, 2, 0);
+    Philox c = dropout_draw(5, 0);
+    assert_memory_not_equal(&a, &b, sizeof a);
+    assert_memory_not_equal(&a, &c, sizeof a);
+}
+
+static void mixed_keys_are_distinct(void **state) {
+    (void)state;
+    enum { SEEDS = 40, USES = 40 };
+    uint64_t keys[SEEDS * USES];
+    for (size_t i = 0; i < SEEDS * USES; i++) {
+        keys[i] = random_mix(i / USES, i % USES);
+        for (size_t k = 0; k < i; k++) assert_true(keys[k] != keys[i]);
+    }
+}
+
+static void assert_permutation(uint64_t n, uint64_t key) {
+    unsigned char *seen = calloc(n, 1);
+    assert_non_null(seen);
+    for (uint64_t i = 0; i < n; i++) {
+        uint64_t image = random_permute(i, n, key);
+        assert_true(image < n);
+        assert_false(seen[image]);
+        seen[image] = 1;
+    }
+    free(seen);
+}
+
+static void permute_is_a_bijection(void **state) {
+    (void)state;
+    for (uint64_t n = 1; n <= 300; n++)
+        for (uint64_t key = 0; key < 5; key++) assert_permutation(n, random_mix(n, key));
+    const uint64_t lengths[] = {1023, 1024, 1025, 4095, 4096, 4097, 65537, 100003};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++)
+        assert_permutation(lengths[i], i);
+    /* The widest networks, halves of 31 and 32 bits: images below n that reach every bit. */
+    uint64_t bits_31 = 0, bits_32 = 0;
+    for (uint64_t i = 0; i < 64; i++) {
+        bits_31 |= random_permute(i, (uint64_t)1 << 62, 1);
+        bits_32 |= random_permute(i, UINT64_MAX, 1);
+    }
+    assert_true(bits_31 == UINT64_MAX >> 2);
+    assert_true(bits_32 == UINT64_MAX);
+}
+
+/* Over many keys every image of every place of a small permutation is equally likely: Pearson's
+ * chi-square over the n × n table has (n - 1)² degrees of freedom, mean (n - 1)² and deviation
+ * sqrt(2) (n - 1). */
+static void permute_is_unbiased(void **state) {
+    (void)state;
+    enum { KEYS = 4000, LONGEST = 20 };
+    for (uint64_t n = 2; n <= LONGEST; n++) {
+        int counts[LONGEST][LONGEST] = {{0}};
+        for (uint64_t key = 0; key < KEYS; key++)
+            for (uint64_t i = 0; i < n; i++)
+                counts[i][random_permute(i, n, random_mix(99, key))]++;
+        double expected = (double)KEYS / (double)n, chi_square = 0, m = (double)n - 1;
+        for (uint64_t i = 0; i < n; i++)
+            for (uint64_t k = 0; k < n; k++)
+                chi_square += pow(counts[i][k] - expected, 2) / expected;
+        assert_true(chi_square <= m * m + 5 * sqrt(2) * m + 10); /* + 10: its skew at small n */
+    }
+}
+
+static void normals_have_normal_moments(void **state) {
+    (void)state;
+    enum { N = 1 << 20 };
+    const double deviation = 0.02;
+    float *values = malloc(N * sizeof *values);
+    assert_non_null(values);
+    random_normal(values, N, 42, (float)deviation);
+    double moment[5] = {0}, neighbours = 0;
+    int beyond_3 = 0;
+    for (int i = 0; i < N; i++) {
+        double z = values[i] / deviation;
+        for (int k = 1; k <= 4; k++) moment[k] += pow(z, k) / N;
+        if (i) neighbours += z * values[i - 1] / deviation / N;
+        beyond_3 += fabs(z) > 3;
+    }
+    /* The k-th sample moment has variance (E z^2k - (E z^k)²) / N, with 1, 2, 15 and 96 above N. */
+    assert_true(fabs(moment[1]) <= 5 * sqrt(1.0 / N));
+    assert_true(fabs(moment[2] - 1) <= 5 * sqrt(2.0 / N));
+    assert_true(fabs(moment[3]) <= 5 * sqrt(15.0 / N));
+    assert_true(fabs(moment[4] - 3) <= 5 * sqrt(96.0 / N));
+    assert_true(fabs(neighbours) <= 5 * sqrt(1.0 / N));
+    const double tail = 0.0026998; /* P(|z| > 3) */
+    assert_true(fabs(beyond_3 - N * tail) <= 5 * sqrt(N * tail));
+    free(values);
+}
+
+static void normal_depends_on_key_and_place_only(void **state) {
+    (void)state;
+    enum { N = 10001 };
+    static float whole[N], other[N];
+    random_normal(whole, N, 7, 1);
+    const size_t lengths[] = {1, 2, 3, 4, 5, 17, 4096, N};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        memset(other, 0, sizeof other);
+        random_normal(other, lengths[i], 7, 1);
+        assert_memory_equal(other, whole, lengths[i] * sizeof *whole);
+        for (size_t k = lengths[i]; k < N; k++) assert_true(other[k] == 0);
+    }
+#ifdef _OPENMP
+    int threads = omp_get_max_threads();
+    for (int t = 1; t <= 5; t++) {
+        omp_set_num_threads(t);
+        random_normal(other, N, 7, 1);
+        assert_memory_equal(other, whole, sizeof whole);
+    }
+    omp_set_num_threads(threads);
+#endif
+    random_normal(other, N, 8, 1);
+    assert_memory_not_equal(other, whole, sizeof whole);
+}
+
+/* A table of one option of each type. */
+typedef struct {
+    int64_t steps, seed;
+    double lr;
+    bool compile;
+    const char *data, *device;
+    Flag flags[7];
+} Options;
+
+static Flag *options_reset(Options *o) {
+    *o = (Options){.steps = 100, .seed = 1, .lr = 6e-4, .data = "text.txt", .device = "auto"};
+    const Flag flags[7] = {
+        {"steps", FLAG_INT, &o->steps, 1, 1e6, NULL, "updates to make", false},
+        {"seed", FLAG_INT, &o->seed, INT64_MIN, (double)INT64_MAX, NULL, "random seed", false},
+        {"lr", FLAG_FLOAT, &o->lr, 0, INFINITY, NULL, "learning rate", false},
+        {"compile", FLAG_BOOL, &o->compile, 0, 0, NULL, "compile first", false},
+        {"data", FLAG_STRING, &o->data, 0, 0, NULL, "file to read", false},
+        {"device", FLAG_CHOICE, &o->device, 0, 0, "auto|cpu|cuda", "where to compute", false},
+        {0},
+    };
+    memcpy(o->flags, flags, sizeof flags);
+    return o->flags;
+}
+
+#define PARSE(options, ...)                                                                \
+    flags_parse(options_reset(options), sizeof((char *[]){__VA_ARGS__}) / sizeof(char *), \
+                (char *[]){__VA_ARGS__})
+
+static void flags_parse_every_form(void **state) {
+    (void)state;
+    Options o;
+    assert_true(flags_parse(options_reset(&o), 0, NULL));
+    assert_int_equal(o.steps, 100);
+    assert_false(o.flags[0].given);
+
+    assert_true(PARSE(&o, "--steps=12", "--lr", "1e-3", "--compile", "--data=a=b", "--device",
+                      "cpu", "--seed", "-9223372036854775808"));
+    assert_int_equal(o.steps, 12);
+    assert_true(o.lr == 1e-3);
+    assert_true(o.compile);
+    assert_string_equal(o.data, "a=b");
+    assert_string_equal(o.device, "cpu");
+    assert_true(o.seed == INT64_MIN);
+    for (int i = 0; i < 6; i++) assert_true(o.flags[i].given);
+
+    assert_true(PARSE(&o, "--compile=true", "--compile=false", "--data=", "--steps=1000000"));
+    assert_false(o.compile);
+    assert_string_equal(o.data, "");
+    assert_int_equal(o.steps, 1000000);
+    assert_false(o.flags[1].given);
+}
+
+static void flags_refuse_with_a_reason(void **state) {
+    (void)state;
+    Options o;
+    assert_false(PARSE(&o, "--setps=3"));
+    assert_message("unknown option --setps=3; did you mean --steps?");
+    assert_false(PARSE(&o, "-steps", "3"));
+    assert_message("did you mean --steps?");
+    assert_false(PARSE(&o, "---steps=3"));
+    assert_message("unknown option ---steps=3");
+    assert_false(PARSE(&o, "--nothing-like-it"));
+    assert_message("unknown option --nothing-like-it; --help");
+    assert_false(PARSE(&o, "--step=3")); /* no abbreviations */
+    assert_message("did you mean --steps?");
+    assert_false(PARSE(&o, "--lr=1", "steps=3"));
+    assert_message("stray word \"steps=3\"");
+    assert_false(PARSE(&o, "--compile", "true"));
+    assert_message("stray word \"true\"");
+    assert_false(PARSE(&o, "--steps"));
+    assert_message("--steps needs a value");
+    assert_false(PARSE(&o, "--device", "--steps=3"));
+    assert_message("--device needs a value: --device=auto|cpu|cuda");
+    assert_int_equal(o.steps, 100);
+
+    static const struct {
+        char *word;
+        const char *message;
+    } malformed[] = {
+        {"--steps=", "--steps=: expected a whole number from 1 to 1000000"},
+        {"--steps=0", "--steps=0: expected a whole number from 1 to 1000000"},
+        {"--steps=1000001", "expected a whole number"},
+        {"--steps=99999999999999999999", "expected a whole number"},
+        {"--seed=9223372036854775808", "expected a whole number"},
+        {"--steps=3x", "expected a whole number"},
+        {"--steps= 3", "expected a whole number"},
+        {"--steps=3 ", "expected a whole number"},
+        {"--steps=1e3", "expected a whole number"},
+        {"--steps=3.0", "expected a whole number"},
+        {"--lr=fast", "--lr=fast: expected a number from 0 upwards"},
+        {"--lr=-0.1", "expected a number from 0"},
+        {"--lr=nan", "expected a number from 0"},
+        {"--lr=1e999", "expected a number from 0"},
+        {"--lr= 1", "expected a number from 0"},
+        {"--lr=1,5", "expected a number from 0"},
+        {"--lr=", "expected a number from 0"},
+        {"--compile=yes", "--compile=yes: expected true or false"},
+        {"--compile=", "expected true or false"},
+        {"--device=gpu", "--device=gpu: expected auto|cpu|cuda"},
+        {"--device=cp", "expected auto|cpu|cuda"},
+        {"--device=auto|cpu", "expected auto|cpu|cuda"},
+        {"--device=", "expected auto|cpu|cuda"},
+        {"--data=a\nb", "expected one line of text"},
+    };
+    for (size_t i = 0; i < sizeof malformed / sizeof malformed[0]; i++) {
+        assert_false(PARSE(&o, malformed[i].word));
+        assert_message(malformed[i].message);
+        for (Flag *flag = o.flags; flag->name; flag++) assert_false(flag->given);
+    }
+    assert_int_equal(o.steps, 100);
+    assert_true(o.lr == 6e-4);
+}
+
+static void flags_set_copies_and_checks(void **state) {
+    (void)state;
+    Options o;
+    options_reset(&o);
+    char text[] = "first";
+    assert_true(flags_set(o.flags, "data", text));
+    text[0] = 'x';
+    assert_string_equal(o.data, "first");
+    assert_true(o.flags[4].given);
+    assert_false(flags_set(o.flags, "device", "tpu"));
+    assert_message("--device=tpu: expected auto|cpu|cuda");
+    assert_false(flags_set(o.flags, "dat", "x"));
+    assert_message("did you mean --data?");
+}
+
+/* What flags_print_values prints of `from`, flags_set must read back into equal values. */
+static void assert_round_trip(Options *from) {
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *file = open_memstream(&text, &bytes);
+    assert_non_null(file);
+    flags_print_values(from->flags, file);
+    fclose(file);
+
+    Options to;
+    options_reset(&to);
+    int lines = 0;
+    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1, lines++) {
+        *end = '\0';
+        char *equals = strchr(line, '=');
+        assert_non_null(equals);
+        *equals = '\0';
+        assert_true(flags_set(to.flags, line, equals + 1));
+    }
+    assert_int_equal(lines, 6);
+    assert_true(to.steps == from->steps && to.seed == from->seed);
+    assert_memory_equal(&to.lr, &from->lr, sizeof to.lr);
+    assert_int_equal(to.compile, from->compile);
+    assert_string_equal(to.data, from->data);
+    assert_string_equal(to.device, from->device);
+    free(text);
+}
+
+static void flags_round_trip_exactly(void **state) {
+    (void)state;
+    Options o;
+    options_reset(&o);
+    assert_round_trip(&o);
+
+    const double numbers[] = {0,       0.1,        1.0 / 3, 6e-4,    1e22,    123456789.125,
+                              DBL_MAX, DBL_TRUE_MIN, DBL_MIN, INFINITY, 0.1 + 0.2, 1 + DBL_EPSILON};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        o.lr = numbers[i];
+        assert_round_trip(&o);
+    }
+    for (uint32_t i = 0; i < 2000; i++) { /* any positive finite bits */
+        Philox draw = philox(3, i, 0, 0, 9);
+        uint64_t bits = (uint64_t)(draw.word[0] & 0x7fffffff) << 32 | draw.word[1];
+        memcpy(&o.lr, &bits, sizeof bits);
+        if (isfinite(o.lr)) assert_round_trip(&o);
+    }
+    char longest[3001];
+    memset(longest, 'y', 3000);
+    longest[3000] = '\0';
+    o.data = longest;
+    assert_round_trip(&o);
+    o.data = " a = b # \"c\" ";
+    o.device = "cuda";
+    o.compile = true;
+    o.seed = INT64_MAX;
+    assert_round_trip(&o);
+
+    char text[32];
+    o.lr = 0.0006;
+    flags_format(&o.flags[2], text, sizeof text);
+    assert_string_equal(text, "0.0006");
+    o.lr = 2000;
+    flags_format(&o.flags[2], text, sizeof text);
+    assert_string_equal(text, "2000");
+}
+
+static void help_lists_every_option_with_its_default(void **state) {
+    (void)state;
+    Options o;
+    options_reset(&o);
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *file = open_memstream(&text, &bytes);
+    assert_non_null(file);
+    flags_print_help(o.flags, file);
+    fclose(file);
+    assert_non_null(strstr(text, "  --steps=INT             updates to make [100]\n"));
+    assert_non_null(strstr(text, "  --lr=NUMBER             learning rate [0.0006]\n"));
+    assert_non_null(strstr(text, "  --compile               compile first [false]\n"));
+    assert_non_null(strstr(text, "  --data=TEXT             file to read [text.txt]\n"));
+    assert_non_null(strstr(text, "  --device=auto|cpu|cuda  where to compute [auto]\n"));
+    free(text);
+}
+
+/* Every promise of device.h on one device. */
+static void check_device(Device *device) {
+    enum { N = 3000001 }; /* several pieces of an upload, and a ragged end */
+    const size_t bytes = N * sizeof(uint32_t);
+    uint32_t *host = malloc(bytes), *back = malloc(bytes);
+    assert_true(host && back);
+    size_t peak = device_peak_allocated(device);
+    uint32_t *a = device_alloc(device, bytes), *b = device_alloc(device, bytes);
+    void *nothing = device_alloc(device, 0);
+    assert_true(a && b && nothing);
+    assert_int_equal((uintptr_t)a % 256, 0);
+    assert_int_equal((uintptr_t)b % 256, 0);
+    assert_true(device_peak_allocated(device) >= peak);
+    assert_true(device_peak_allocated(device) >= 2 * bytes);
+
+    /* The source is overwritten as soon as device_upload returns, many times over. */
+    for (uint32_t pass = 0; pass < 20; pass++) {
+        for (uint32_t i = 0; i < N; i++) host[i] = i * 2654435761u + pass;
+        device_upload(device, pass % 2 ? b : a, host, bytes);
+    }
+    memset(host, 0xff, bytes);
+    device_download(device, back, b, bytes);
+    for (uint32_t i = 0; i < N; i++) assert_true(back[i] == i * 2654435761u + 19);
+    device_copy(device, b, a, bytes);
+    device_download(device, back, b, bytes);
+    for (uint32_t i = 0; i < N; i++) assert_true(back[i] == i * 2654435761u + 18);
+
+    device_zero(device, b + 1, bytes - 2 * sizeof *b); /* all but the first and the last */
+    device_download(device, back, b, bytes);
+    assert_true(back[0] == 18 && back[N - 1] == (N - 1) * 2654435761u + 18);
+    for (uint32_t i = 1; i < N - 1; i++) assert_true(back[i] == 0);
+
+    assert_true(device_reserve_scratch(device, 1000));
+    void *scratch = device->scratch;
+    assert_non_null(scratch);
+    assert_int_equal((uintptr_t)scratch % 256, 0);
+    assert_int_equal(device->scratch_bytes, 1000);
+    assert_true(device_reserve_scratch(device, 10));
+    assert_ptr_equal(device->scratch, scratch);
+    assert_int_equal(device->scratch_bytes, 1000);
+    assert_true(device_reserve_scratch(device, 1 << 20));
+    assert_int_equal(device->scratch_bytes, 1 << 20);
+
+    size_t available, total;
+    device_memory(device, &available, &total);
+    assert_true(available > 0 && available <= total);
+    assert_null(device_alloc(device, total + 1));
+    assert_message("not enough memory on");
+    assert_message("GiB wanted");
+    assert_null(device_alloc(device, SIZE_MAX));
+    assert_false(device_reserve_scratch(device, total + 1));
+    assert_int_equal(device->scratch_bytes, 0);
+    assert_true(device_reserve_scratch(device, 1000));
+
+    device_free(device, a);
+    device_free(device, nothing);
+    device_free(device, NULL);
+    peak = device_peak_allocated(device);
+    a = device_alloc(device, bytes); /* no more live than before */
+    assert_non_null(a);
+    assert_int_equal(device_peak_allocated(device), peak);
+    device_free(device, a);
+    device_free(device, b);
+    device_synchronize(device);
+    free(host);
+    free(back);
+}
+
+static void cpu_device_keeps_its_promises(void **state) {
+    (void)state;
+    Device *device = device_open(DEVICE_CPU, 0);
+    assert_non_null(device);
+    assert_int_equal(device->type, DEVICE_CPU);
+    assert_true(device->name[0] != '\0' && device->processors >= 1);
+    assert_true(device->architecture == 0 && device->stream == NULL);
+    check_device(device);
+
+    /* Untouched memory costs nothing. (What else runs here may take some meanwhile.) */
+    size_t available, total, after;
+    device_memory(device, &available, &total);
+    void *arena = device_alloc(device, available / 3);
+    assert_non_null(arena);
+    device_memory(device, &after, &total);
+    assert_true(after > available - available / 6);
+    device_free(device, arena);
+    device_close(device);
+    device_close(NULL);
+}
+
+static void gpu_device_keeps_its_promises(void **state) {
+    (void)state;
+    if (device_count_gpus() == 0) {
+        device_open(DEVICE_CUDA, 0);
+        print_message("no GPU: %s\n", error_message());
+        skip();
+    }
+    Device *device = device_open(DEVICE_CUDA, 0);
+    if (!device) fail_msg("%s", error_message());
+    assert_int_equal(device->type, DEVICE_CUDA);
+    assert_true(device->name[0] != '\0' && device->processors >= 1);
+    assert_true(device->architecture >= 50 && device->stream != NULL);
+    check_device(device);
+    device_close(device);
+}
+
+static void absent_gpu_is_explained(void **state) {
+    (void)state;
+    error_set("nothing");
+    assert_null(device_open(DEVICE_CUDA, device_count_gpus()));
+    if (device_count_gpus() == 0) assert_message("--device=cpu");
+    else assert_message("there is no GPU");
+    assert_null(device_open(DEVICE_CUDA, 1000));
+}
+
+static void types_know_their_sizes(void **state) {
+    (void)state;
+    assert_int_equal(type_bytes(TYPE_F32), sizeof(float));
+    assert_int_equal(type_bytes(TYPE_F64), sizeof(double));
+    assert_int_equal(type_bytes(TYPE_BF16), 2);
+    assert_int_equal(type_bytes(TYPE_I32), sizeof(int32_t));
+    assert_string_equal(type_name(TYPE_BF16), "bf16");
+    assert_int_equal(type_accumulator(TYPE_BF16), TYPE_F32);
+    assert_int_equal(type_accumulator(TYPE_F32), TYPE_F32);
+    assert_int_equal(type_accumulator(TYPE_F64), TYPE_F64);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(comparator_fails_on_nan),
+        cmocka_unit_test(error_may_quote_itself),
+        cmocka_unit_test(philox_gives_the_published_numbers),
+        cmocka_unit_test(dropout_keeps_the_stated_fraction),
+        cmocka_unit_test(attention_dropout_gives_each_column_its_byte),
+        cmocka_unit_test(mixed_keys_are_distinct),
+        cmocka_unit_test(permute_is_a_bijection),
+        cmocka_unit_test(permute_is_unbiased),
+        cmocka_unit_test(normals_have_normal_moments),
+        cmocka_unit_test(normal_depends_on_key_and_place_only),
+        cmocka_unit_test(flags_parse_every_form),
+        cmocka_unit_test(flags_refuse_with_a_reason),
+        cmocka_unit_test(flags_set_copies_and_checks),
+        cmocka_unit_test(flags_round_trip_exactly),
+        cmocka_unit_test(help_lists_every_option_with_its_default),
+        cmocka_unit_test(types_know_their_sizes),
+        cmocka_unit_test(cpu_device_keeps_its_promises),
+        cmocka_unit_test(gpu_device_keeps_its_promises),
+        cmocka_unit_test(absent_gpu_is_explained),
+    };
+    return cmocka_run_group_tests_name("runtime", tests, NULL, NULL);
+}

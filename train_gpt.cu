@@ -1,0 +1,382 @@
+/* train_gpt: trains a GPT from scratch, samples from it, evaluates it, and plans its memory.
+ *
+ * Wiring and the training loop; the options are in gpt/options.c, the kernels elsewhere. C, compiled
+ * as such with or without CUDA. */
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/corpus.h"
+#include "data/loader.h"
+#include "gpt/checkpoint.h"
+#include "gpt/evaluate.h"
+#include "gpt/options.h"
+#include "gpt/sample.h"
+#include "gpt/schedule.h"
+#include "runtime/error.h"
+#include "runtime/log.h"
+#include "runtime/run.h"
+
+/* --- Wiring --------------------------------------------------------------------------------- */
+
+static volatile sig_atomic_t interrupted;
+
+static void on_signal(int number) {
+    (void)number;
+    interrupted = 1;
+}
+
+static Device *open_device(const Comm *comm) {
+    int gpus = device_count_gpus();
+    bool cuda =
+        strcmp(options.device, "cuda") == 0 || (strcmp(options.device, "auto") == 0 && gpus > 0);
+    if (cuda && gpus > 0 && comm_local_ranks(comm) > (size_t)gpus) {
+        error_set(
+            "%zu ranks were started on a node with %d GPU%s; start at most one a GPU, or use "
+            "--device=cpu",
+            comm_local_ranks(comm), gpus, gpus == 1 ? "" : "s");
+        return NULL;
+    }
+    return device_open(cuda ? DEVICE_CUDA : DEVICE_CPU, cuda ? (int)comm_local_rank(comm) : 0);
+}
+
+static bool open_corpus(Corpus *corpus, Tokenizer *tokenizer, size_t V, double fraction) {
+    if (corpus_is_shards(options.data)) {
+        tokenizer_free(tokenizer);
+        return corpus_open_shards(corpus, options.data,
+                                  options.val_data[0] ? options.val_data : NULL, V);
+    }
+    return corpus_open_text(corpus, options.data, tokenizer, options.tokenizer, fraction);
+}
+
+static bool write_sample(Gpt *model, const Tokenizer *tokenizer, const char *prompt,
+                         uint64_t seed) {
+    Sampling sampling = {(float)options.temperature, (size_t)options.top_k, seed};
+    return gpt_write_text(model, tokenizer, prompt, (size_t)options.sample_tokens, &sampling,
+                          stdout, &interrupted);
+}
+
+/* --- Training ------------------------------------------------------------------------------- */
+
+typedef struct {
+    Comm *comm;
+    Device *device;
+    Corpus corpus;
+    Gpt *model;
+    Loader loader;
+    Log log;
+    Run run;
+    TrainerState state;
+    int64_t evaluations_since_best;
+    int32_t *tokens, *targets;
+} Trainer;
+
+static bool leader(const Trainer *t) { return comm_rank(t->comm) == 0; }
+
+/* Rank 0 writes, everyone waits; all agree on whether it worked. */
+static bool save(Trainer *t, const char *path, const TrainerState *state) {
+    const char *extra[] = {t->run.tokenizer, NULL};
+    bool failed = leader(t) &&
+                  !checkpoint_save(path, t->model, state, NULL, t->corpus.tokenizer ? extra : NULL);
+    comm_barrier(t->comm);
+    return comm_sum_double(t->comm, failed) == 0;
+}
+
+static bool validate(Trainer *t) {
+    double loss;
+    if (!t->corpus.validation) return true;
+    if (!gpt_evaluate(t->model, t->comm, t->corpus.validation, t->loader.T,
+                      (size_t)options.eval_tokens, &loss, NULL))
+        return false;
+    bool best = loss < t->state.best_loss;
+    if (best) t->state.best_loss = loss;
+    t->evaluations_since_best = best ? 0 : t->evaluations_since_best + 1;
+    if (leader(t)) log_validation(&t->log, t->state.step, loss, best);
+    return !best || !options.keep_best || save(t, t->run.best, NULL);
+}
+
+static bool due(int64_t every, uint64_t step) { return every > 0 && step % (uint64_t)every == 0; }
+
+/* One update: `accumulate` forwards and backwards, then AdamW. */
+static bool update(Trainer *t, double lr, double *loss, double *norm) {
+    size_t ranks = comm_ranks(t->comm), rank = comm_rank(t->comm),
+           micro_steps = (size_t)options.accumulate;
+    AdamW adamw = {(float)lr,          (float)options.beta1,        (float)options.beta2,
+                   (float)options.eps, (float)options.weight_decay, (float)options.clip,
+                   t->state.step + 1};
+    gpt_zero_gradients(t->model);
+    for (size_t micro = 0; micro < micro_steps; micro++) {
+        if (!loader_next(&t->loader, t->tokens, t->targets)) return false;
+        uint64_t key =
+            random_mix(random_mix((uint64_t)options.seed, t->state.step), micro * ranks + rank);
+        gpt_set_training(t->model, 1.0f / (float)(micro_steps * ranks), key,
+                         micro + 1 == micro_steps);
+        gpt_forward(t->model, t->tokens, t->targets, t->loader.B, t->loader.T, GPT_TRAIN);
+        gpt_backward(t->model);
+    }
+    gpt_update(t->model, adamw);
+    comm_heartbeat(t->comm);
+    *loss = gpt_loss(t->model);
+    *norm = gpt_gradient_norm(t->model);
+    return true;
+}
+
+static bool train_loop(Trainer *t) {
+    size_t ranks = comm_ranks(t->comm), T = t->loader.T;
+    Schedule schedule = {SCHEDULE_COSINE, options.lr, options.min_lr, (uint64_t)options.warmup,
+                         (uint64_t)options.steps};
+    if (strcmp(options.schedule, "linear") == 0) schedule.kind = SCHEDULE_LINEAR;
+    if (strcmp(options.schedule, "constant") == 0) schedule.kind = SCHEDULE_CONSTANT;
+    LogStep line = {.steps = (uint64_t)options.steps,
+                    .tokens = (double)(t->loader.B * T * ranks) * (double)options.accumulate,
+                    .flops_per_token = gpt_flops_per_token(gpt_config(t->model), T),
+                    .peak = gpt_options(t->model)->type == TYPE_BF16
+                                ? log_peak_flops(t->device) * (double)ranks
+                                : 0};
+    bool stop = false;
+    while (!stop && t->state.step < (uint64_t)options.steps) {
+        double start = log_seconds();
+        line.lr = schedule_lr(&schedule, t->state.step);
+        if (!update(t, line.lr, &line.loss, &line.norm)) return false;
+        uint64_t step = line.step = t->state.step + 1;
+        if (!isfinite(line.loss) || !isfinite(line.norm))
+            return error_set(
+                "step %llu: the loss is %g and the gradient norm %g; stopped without updating. The "
+                "last "
+                "good checkpoint is kept; resume it with a lower --lr or another --seed",
+                (unsigned long long)step, line.loss, line.norm);
+        t->state.step = step;
+        t->state.next_batch = t->loader.next;
+        t->state.tokens += (uint64_t)line.tokens;
+        line.seconds = log_seconds() - start;
+        if (leader(t)) log_step(&t->log, &line, due(options.log_every, step) || step == 1);
+        stop = comm_sum_double(t->comm, interrupted) > 0;
+        bool final = stop || step == (uint64_t)options.steps;
+        if ((due(options.eval_every, step) || (final && !stop)) && !validate(t)) return false;
+        if (options.patience && t->evaluations_since_best >= options.patience) {
+            if (leader(t))
+                printf("no better validation loss in %lld validations: stopping\n",
+                       (long long)options.patience);
+            stop = final = true;
+        }
+        if (leader(t) && t->corpus.tokenizer && due(options.sample_every, step) && !final)
+            write_sample(t->model, t->corpus.tokenizer, "\n",
+                         random_mix((uint64_t)options.seed, step));
+        if ((due(options.save_every, step) || final) && !save(t, t->run.last, &t->state))
+            return false;
+    }
+    return true;
+}
+
+static bool start_model(Trainer *t, GptConfig *config) {
+    GptOptions sizes = options_gpt(t->device, config, GPT_TRAINING);
+    t->loader = (Loader){t->corpus.train,
+                         sizes.B,
+                         sizes.T,
+                         comm_rank(t->comm),
+                         comm_ranks(t->comm),
+                         LOADER_SHUFFLED,
+                         (uint64_t)options.seed,
+                         0};
+    if (!loader_check(&t->loader)) return false;
+    t->tokens = malloc(sizes.B * sizes.T * sizeof *t->tokens);
+    t->targets = malloc(sizes.B * sizes.T * sizeof *t->targets);
+    if (!t->tokens || !t->targets) return error_set("out of host memory");
+    t->model = gpt_create(config, &sizes, t->device, t->comm);
+    if (!t->model) return false;
+    t->state = (TrainerState){0, 0, (uint64_t)options.seed, INFINITY, 0};
+    if (options.resume) {
+        if (!checkpoint_load(t->run.last, t->model) ||
+            !checkpoint_resume(t->run.last, t->model, &t->state))
+            return false;
+    } else if (options.init[0]) {
+        if (!checkpoint_load(options.init, t->model)) return false;
+    } else {
+        gpt_init(t->model, (uint64_t)options.seed);
+    }
+    t->loader.next = t->state.next_batch;
+    return true;
+}
+
+/* Whether every rank is well; one that is not takes the others along instead of leaving them waiting. */
+static bool agree(Comm *comm, bool good) {
+    bool all = comm_sum_double(comm, !good) == 0;
+    if (good && !all) error_set("another rank could not start");
+    return all;
+}
+
+static bool open_data_and_model(Trainer *t) {
+    GptConfig config;
+    Tokenizer *tokenizer = NULL;
+    if (!options_model(options_train, t->device->type, &config)) return false;
+    if (options.init[0] && !checkpoint_config(options.init, &config)) return false;
+    if (options.resume && !corpus_is_shards(options.data) &&
+        !(tokenizer = tokenizer_load(t->run.directory)))
+        return false;
+    if (!open_corpus(&t->corpus, tokenizer, config.V, options.val_fraction)) return false;
+    config.V = options.init[0] ? config.V : t->corpus.V;
+    return start_model(t, &config);
+}
+
+static bool open_run(Trainer *t) {
+    if (!options.resume && !run_create(&t->run, options.run, options.preset)) return false;
+    if (!run_write_flags(&t->run, options_train)) return false;
+    if (t->corpus.tokenizer && !tokenizer_save(t->corpus.tokenizer, t->run.directory)) return false;
+    if (!log_open(&t->log, t->run.directory, t->state.step)) return false;
+    const GptOptions *sizes = gpt_options(t->model);
+    printf("%s | ranks %zu | %s | attention %s | %.1f M parameters | %zu x %zu tokens x %lld\n",
+           t->device->name, comm_ranks(t->comm), type_name(sizes->type),
+           attention_name(gpt_attention(t->model)),
+           1e-6 * (double)gpt_parameters(gpt_config(t->model)), sizes->B, sizes->T,
+           (long long)options.accumulate);
+    gpt_plan_print(gpt_planned(t->model), stdout);
+    printf("run directory: %s\n", t->run.directory);
+    return true;
+}
+
+static bool prepare(Trainer *t) {
+    bool good = !options.resume || (options.run[0] || error_set("--resume needs --run=DIRECTORY"));
+    good = good && (!options.resume ||
+                    (run_name(&t->run, options.run) && run_read_flags(&t->run, options_train)));
+    good = good && (t->device = open_device(t->comm)) != NULL;
+    if (!agree(t->comm, good) || !comm_attach(t->comm, t->device)) return false;
+    comm_set_timeout(t->comm, options.rank_timeout);
+    if (!agree(t->comm, open_data_and_model(t))) return false;
+    return agree(t->comm, !leader(t) || open_run(t));
+}
+
+static bool command_train(Comm *comm) {
+    Trainer t = {.comm = comm};
+    struct sigaction action = {.sa_handler = on_signal};
+    bool good = prepare(&t);
+    if (good) {
+        sigaction(SIGINT, &action, NULL);
+        sigaction(SIGTERM, &action, NULL);
+        good = train_loop(&t);
+    }
+    if (good && leader(&t)) {
+        if (t.corpus.tokenizer && options.sample_tokens && !interrupted)
+            good = write_sample(t.model, t.corpus.tokenizer, "\n", (uint64_t)options.seed);
+        if (isfinite(t.state.best_loss)) printf("best validation loss %.4f\n", t.state.best_loss);
+        printf("%s after %llu steps; checkpoints in %s\n", interrupted ? "interrupted" : "done",
+               (unsigned long long)t.state.step, t.run.directory);
+    }
+    log_close(&t.log);
+    gpt_free(t.model);
+    corpus_close(&t.corpus);
+    device_close(t.device);
+    free(t.tokens);
+    free(t.targets);
+    return good;
+}
+
+/* --- The other commands --------------------------------------------------------------------- */
+
+static bool command_plan(Comm *comm) {
+    GptConfig config;
+    GptPlan plan;
+    Device *device = open_device(comm);
+    if (!device || !options_model(options_plan, device->type, &config)) return false;
+    GptOptions sizes = options_gpt(device, &config, GPT_TRAINING);
+    bool good = gpt_plan(&config, &sizes, device, &plan);
+    if (good) {
+        size_t available, total;
+        device_memory(device, &available, &total);
+        printf("%s: %.1f M parameters, %zu sequences of %zu, %s\n", options.preset,
+               1e-6 * (double)gpt_parameters(&config), sizes.B, sizes.T, type_name(sizes.type));
+        gpt_plan_print(&plan, stdout);
+        printf("  free         %12.1f MiB of %.1f on %s\n", (double)available / 1048576,
+               (double)total / 1048576, device->name);
+    }
+    device_close(device);
+    return good;
+}
+
+/* Opens --checkpoint for inference. */
+static Gpt *open_checkpoint(Device *device, GptConfig *config) {
+    if (!options.checkpoint[0]) {
+        error_set("--checkpoint=DIRECTORY is needed");
+        return NULL;
+    }
+    if (!device || !checkpoint_config(options.checkpoint, config)) return NULL;
+    GptOptions sizes = options_gpt(device, config, GPT_INFERENCE);
+    Gpt *model = gpt_create(config, &sizes, device, NULL);
+    if (model && checkpoint_load(options.checkpoint, model)) return model;
+    gpt_free(model);
+    return NULL;
+}
+
+static bool command_sample(Comm *comm) {
+    GptConfig config;
+    options.batch = 1;
+    Device *device = open_device(comm);
+    Gpt *model = open_checkpoint(device, &config);
+    Tokenizer *tokenizer = model ? tokenizer_load(options.checkpoint) : NULL;
+    bool good = tokenizer && write_sample(model, tokenizer, options.prompt, (uint64_t)options.seed);
+    tokenizer_free(tokenizer);
+    gpt_free(model);
+    device_close(device);
+    return good;
+}
+
+static bool command_eval(Comm *comm) {
+    GptConfig config;
+    Corpus corpus = {0};
+    double loss;
+    size_t predictions;
+    Device *device = open_device(comm);
+    Gpt *model = open_checkpoint(device, &config);
+    bool shards = corpus_is_shards(options.data);
+    Tokenizer *tokenizer = model && !shards ? tokenizer_load(options.checkpoint) : NULL;
+    bool good = model && (shards || tokenizer) &&
+                open_corpus(&corpus, tokenizer, config.V, options.eval_fraction);
+    const Dataset *dataset = corpus.validation ? corpus.validation : corpus.train;
+    good = good && gpt_evaluate(model, NULL, dataset, gpt_options(model)->T,
+                                (size_t)options.eval_tokens, &loss, &predictions);
+    if (good)
+        printf("loss %.6f | perplexity %.4f | %zu predictions\n", loss, exp(loss), predictions);
+    corpus_close(&corpus);
+    gpt_free(model);
+    device_close(device);
+    return good;
+}
+
+static const struct {
+    const char *name, *help;
+    Flag *flags;
+    bool (*run)(Comm *comm);
+} commands[] = {
+    {"train", "train a model; under mpirun, one rank a GPU", options_train, command_train},
+    {"sample", "continue a prompt with a checkpoint", options_sample, command_sample},
+    {"eval", "loss and perplexity of a text or shards", options_eval, command_eval},
+    {"plan", "print the memory that training would take", options_plan, command_plan},
+};
+enum { COMMANDS = sizeof commands / sizeof commands[0] };
+
+static void print_usage(FILE *file) {
+    fprintf(file,
+            "usage: train_gpt COMMAND [--option=value …]      train_gpt COMMAND --help lists the "
+            "options\n");
+    for (size_t i = 0; i < COMMANDS; i++)
+        fprintf(file, "  %-8s %s\n", commands[i].name, commands[i].help);
+}
+
+int main(int argc, char **argv) {
+    size_t c = 0;
+    while (c < COMMANDS && (argc < 2 || strcmp(argv[1], commands[c].name) != 0)) c++;
+    bool help =
+        argc > 1 && (strcmp(argv[argc - 1], "--help") == 0 || strcmp(argv[argc - 1], "-h") == 0);
+    if (c == COMMANDS || help) {
+        print_usage(help ? stdout : stderr);
+        if (help && c < COMMANDS) flags_print_help(commands[c].flags, stdout);
+        return help ? 0 : 2;
+    }
+    Comm *comm = NULL;
+    bool good = flags_parse(commands[c].flags, argc - 2, argv + 2);
+    if (good) good = (comm = comm_open(&argc, &argv)) && commands[c].run(comm);
+    int status = good ? (interrupted ? 130 : 0) : 2;
+    if (!good) fprintf(stderr, "train_gpt: %s\n", error_message());
+    comm_close(comm);
+    return status;
+}
