@@ -15,7 +15,7 @@ namespace {
  * every tile; BLOCKS: blocks per multiprocessor that registers must allow. M = 2 keeps shared memory
  * below the tensor cores' time (at D = 64, 1.25 clocks of it an mma against 1.47). */
 template <int D> struct ForwardShape;
-template <> struct ForwardShape<32> { enum { M = 2, KEYS = 64, HOLD = 1, BLOCKS = 3 }; };
+template <> struct ForwardShape<32> { enum { M = 2, KEYS = 64, HOLD = 0, BLOCKS = 3 }; };
 template <> struct ForwardShape<64> { enum { M = 2, KEYS = 64, HOLD = 0, BLOCKS = 3 }; };
 template <> struct ForwardShape<96> { enum { M = 2, KEYS = 64, HOLD = 0, BLOCKS = 2 }; };
 template <> struct ForwardShape<128> { enum { M = 2, KEYS = 64, HOLD = 0, BLOCKS = 2 }; };
@@ -42,14 +42,14 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::BLOCKS)
     const Place place = find_place(tiles, p.B, p.NH, section);
     const int b = place.b, h = place.h, kv = h / (p.NH / p.NKV);
     const int i0 = (tiles - 1 - place.tile) * QUERIES;
-    const bf16 *k = head_rows(p.k, b, kv), *v = head_rows(p.v, b, kv);
     const int keys = keys_seen(p, i0 + QUERIES);
 
     auto load_stage = [&](int j0, int stage) {
         const uint32_t base = stages + stage * Tiles::STAGE_BYTES;
-        load_tile<KEYS, THREADS>(Tile<D>{base}, k, p.k.token, j0, p.mask.TK, p.HS, p.aligned);
-        load_tile<KEYS, THREADS>(Tile<D>{base + Tiles::V}, v, p.v.token, j0, p.mask.TK, p.HS,
-                                 p.aligned);
+        load_tile<KEYS, THREADS>(Tile<D>{base}, head_rows(p.k, opaque(b), opaque(kv)), p.k.token, j0,
+                                 p.mask.TK, p.HS, p.aligned);
+        load_tile<KEYS, THREADS>(Tile<D>{base + Tiles::V}, head_rows(p.v, opaque(b), opaque(kv)),
+                                 p.v.token, j0, p.mask.TK, p.HS, p.aligned);
     };
     load_tile<QUERIES, THREADS>(q_tile, head_rows(p.q, b, h), p.q.token, i0, p.TQ, p.HS, p.aligned);
     if (keys > 0)
@@ -63,7 +63,8 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::BLOCKS)
     float out[M][D / 8][4];
     clear(out);
 
-    for (int j0 = 0, stage = 0; j0 < keys; j0 += KEYS, stage ^= 1) {
+    for (int j0 = 0; j0 < keys; j0 += KEYS) {
+        const int stage = j0 / KEYS % 2;
         copy_async_wait();
         __syncthreads();
         if (j0 + KEYS < keys)

@@ -28,7 +28,7 @@ struct Mask {
 
     template <int M, int N>
     __device__ __forceinline__ void apply(float (&scores)[M][N][4], int i0, int j0) const {
-        const int lane = threadIdx.x % 32;
+        const int lane = opaque(threadIdx.x) % 32;
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
@@ -44,7 +44,7 @@ struct Mask {
 
     template <int M, int N>
     __device__ __forceinline__ void apply_transposed(float (&scores)[M][N][4], int j0, int i0) const {
-        const int lane = threadIdx.x % 32;
+        const int lane = opaque(threadIdx.x) % 32;
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
@@ -79,7 +79,7 @@ struct DropoutRule {
     template <int M, int N, class Drop>
     __device__ __forceinline__ void visit(uint32_t bh, int i0, int j0, Drop drop) const {
         static_assert(N % 2 == 0 && N <= 8 && 8 % N == 0, "a tile within one draw");
-        const int lane = threadIdx.x % 32;
+        const int lane = opaque(threadIdx.x) % 32;
         const int first = N == 8 ? 0 : j0 / 8 % 8;
 #pragma unroll
         for (int m = 0; m < M; m++)
@@ -99,7 +99,7 @@ struct DropoutRule {
     template <int M, int N, class Drop>
     __device__ __forceinline__ void visit_transposed(uint32_t bh, int j0, int i0, Drop drop) const {
         static_assert(M <= 4 && 4 % M == 0, "a tile within one draw");
-        const int lane = threadIdx.x % 32;
+        const int lane = opaque(threadIdx.x) % 32;
         const int first = j0 / 8 % 8, parity = lane / 4 % 2;
 #pragma unroll
         for (int n = 0; n < N; n++)

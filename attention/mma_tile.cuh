@@ -38,12 +38,12 @@ struct Tile {
     /* This lane's ldmatrix address for the 16×16 block at (0,0). The four matrices come in the order
      * (row, column) = (0,0) (8,0) (0,8) (8,8): A of S = Q Kᵀ, and with .trans B of O = P V. */
     __device__ __forceinline__ uint32_t lane_rows_first() const {
-        const int lane = threadIdx.x % 32;
+        const int lane = opaque(threadIdx.x) % 32;
         return chunk(lane % 16, lane / 16);
     }
     /* The same in the order (0,0) (0,8) (8,0) (8,8): B of S = Q Kᵀ. */
     __device__ __forceinline__ uint32_t lane_columns_first() const {
-        const int lane = threadIdx.x % 32;
+        const int lane = opaque(threadIdx.x) % 32;
         return chunk(lane % 8 + lane / 16 * 8, lane / 8 % 2);
     }
     /* Moves such an address to the block at (row, column), multiples of 16: they change neither the
@@ -91,7 +91,7 @@ __device__ __forceinline__ void load_tile(Tile<D> tile, const bf16 *matrix, size
                                           int T, int HS, bool aligned) {
     constexpr int GROUP = Tile<D>::GROUP, STEP = THREADS / GROUP;
     static_assert(STEP % 8 == 0 && ROWS % STEP == 0, "each thread keeps one swizzle");
-    const int thread = thread_index(), row = thread / GROUP, c = thread % GROUP;
+    const int thread = opaque(threadIdx.x), row = thread / GROUP, c = thread % GROUP;
     const bf16 *source = matrix + (size_t)(row0 + row) * stride + 8 * c;
     const uint32_t target = tile.chunk(row, c);
     const int rows = T - row0 - row, columns = HS - 8 * c;

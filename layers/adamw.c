@@ -1,5 +1,5 @@
-/* AdamW on the CPU: one pass over parameters, moments and gradients at the speed of memory, 16 bytes
- * read and 12 written for each float parameter. */
+/* AdamW on the CPU: one pass over parameters, moments and gradients at the speed of memory, 16
+ * bytes read and 12 written for each float parameter. */
 #include "layers/adamw.h"
 
 #include <tgmath.h> /* sqrt of a float is sqrtf, in vectors */

@@ -70,7 +70,6 @@ void LAYER(adamw_update)(void *params, void *master, void *m, void *v, const voi
     k.eps = adamw.eps;
     k.weight_decay = adamw.weight_decay;
     k.clip = adamw.clip;
-    if (n == 0) return;
     adamw_kernel<<<blocks_for(n, ADAMW_CHUNK), THREADS, 0, stream_of(device)>>>(
         (real *)params, (float *)master, (float *)m, (float *)v, (const float *)grads, decay,
         (const float *)norm, k);

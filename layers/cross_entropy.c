@@ -1,5 +1,5 @@
-/* Cross-entropy on the CPU, a row to a thread: the largest logit, the sum of exp(logit - largest), and
- * in the backward the gradient, over the same row while it is in the cache. */
+/* Cross-entropy on the CPU, a row to a thread: the largest logit, the sum of exp(logit - largest),
+ * and in the backward the gradient, over the same row while it is in the cache. */
 #include "layers/cross_entropy.h"
 
 #include <math.h>
@@ -45,8 +45,8 @@ void LAYER(cross_entropy_forward)(void *losses_, const void *logits_, const int3
     }
 }
 
-void LAYER(cross_entropy_backward)(void *losses_, void *logits_, const int32_t *targets, float dloss,
-                                   size_t N, size_t V, size_t Vp, Device *device) {
+void LAYER(cross_entropy_backward)(void *losses_, void *logits_, const int32_t *targets,
+                                   float dloss, size_t N, size_t V, size_t Vp, Device *device) {
     (void)device;
     acc *losses = losses_;
     real *logits = logits_;

@@ -4,7 +4,8 @@
 
 #include "runtime/random.h"
 
-/* Elements that callers ask for at a time: a few draws, and a buffer that stays in the first cache. */
+/* Elements that callers ask for at a time: a few draws, and a buffer that stays in the first cache.
+ * */
 #define DROPOUT_TILE 256
 
 /* factors[0..n) = those of elements first .. first + n of the tensor; all 1 without dropout. */

@@ -1,8 +1,8 @@
 /* Token and position embeddings on the CPU.
  *
- * The backward scatters rows into dwte, where tokens repeat. Threads share out the channels, and each
- * goes through all positions in order: no two write the same place, and every sum has one order
- * whatever the number of threads. */
+ * The backward scatters rows into dwte, where tokens repeat. Threads share out the channels, and
+ * each goes through all positions in order: no two write the same place, and every sum has one
+ * order whatever the number of threads. */
 #include "layers/embedding.h"
 
 #include "layers/dropout_factors.h"
@@ -41,7 +41,8 @@ void LAYER(embedding_backward)(void *dwte_, void *dwpe_, const void *dout_, cons
     for (size_t first = 0; first < C; first += CHANNELS) {
         size_t count = C - first < CHANNELS ? C - first : CHANNELS;
         for (size_t n = 0; n < B * T; n++) {
-            acc *dtoken = dwte + (size_t)tokens[n] * C + first, *dposition = dwpe + n % T * C + first;
+            acc *dtoken = dwte + (size_t)tokens[n] * C + first;
+            acc *dposition = dwpe + n % T * C + first;
             const real *row = dout + n * C + first;
             float factors[CHANNELS];
             dropout_factors(factors, n * C + first, count, dropout);

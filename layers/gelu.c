@@ -1,5 +1,5 @@
-/* GELU on the CPU, with (1 + tanh u) / 2 = 1 / (1 + exp(-2u)), which keeps its relative accuracy where
- * x is very negative and 1 + tanh u would cancel. */
+/* GELU on the CPU, with (1 + tanh u) / 2 = 1 / (1 + exp(-2u)), which keeps its relative accuracy
+ * where x is very negative and 1 + tanh u would cancel. */
 #include "layers/gelu.h"
 
 #include "runtime/vector_math.h"

@@ -1,5 +1,5 @@
-/* Layernorm on the CPU: a row at a time, the mean first and the variance from the deviations, so that
- * a large mean costs no digits; sums carried in double. */
+/* Layernorm on the CPU: a row at a time, the mean first and the variance from the deviations, so
+ * that a large mean costs no digits; sums carried in double. */
 #include "layers/layernorm.h"
 
 #include <math.h>
@@ -51,7 +51,8 @@ void LAYER(residual_layernorm_forward)(void *out_, void *residual_, void *mean_,
             float factors[DROPOUT_TILE];
             dropout_factors(factors, i, count, dropout);
 #pragma omp simd
-            for (size_t c = 0; c < count; c++) residual[i + c] = x[i + c] + branch[i + c] * factors[c];
+            for (size_t c = 0; c < count; c++)
+                residual[i + c] = x[i + c] + branch[i + c] * factors[c];
         }
         normalize(out + n * C, mean + n, rstd + n, residual + n * C, weight, bias, C, eps);
     }
@@ -60,8 +61,9 @@ void LAYER(residual_layernorm_forward)(void *out_, void *residual_, void *mean_,
 /* With x̂ = (x - mean) rstd and g = dout weight:
  * dx = dresidual + rstd (g - mean(g) - x̂ mean(g x̂)), dweight += Σ dout x̂, dbias += Σ dout.
  *
- * The sums over rows go down shares of the columns in a pass of their own: their order does not depend
- * on the number of threads, and the second reading comes from the cache unless N is large. */
+ * The sums over rows go down shares of the columns in a pass of their own: their order does not
+ * depend on the number of threads, and the second reading comes from the cache unless N is large.
+ * */
 void LAYER(layernorm_backward)(void *dx_, void *dweight_, void *dbias_, const void *dout_,
                                const void *dresidual_, const void *x_, const void *mean_,
                                const void *rstd_, const void *weight_, size_t N, size_t C,

@@ -21,9 +21,9 @@
 
 /* False if cuBLASLt cannot do this product; any other failure is fatal. */
 #define CUBLASLT_SUPPORTS(call) cublaslt_supports((call), #call, __LINE__)
-#define CUBLASLT_CHECK(call)                                                       \
-    do {                                                                           \
-        if (!CUBLASLT_SUPPORTS(call))                                              \
+#define CUBLASLT_CHECK(call)                                                         \
+    do {                                                                             \
+        if (!CUBLASLT_SUPPORTS(call))                                                \
             error_fatal(__FILE__, __LINE__, "%s: not supported by cuBLASLt", #call); \
     } while (0)
 

@@ -1,12 +1,12 @@
-/* exp in plain arithmetic without branches, which compilers turn into vector code inside loops marked
- * `#pragma omp simd`; the C library's exp is a call for each element.
+/* exp in plain arithmetic without branches, which compilers turn into vector code inside loops
+ * marked `#pragma omp simd`; the C library's exp is a call for each element.
  *
  *   exp(x) = 2ⁿ exp(r),  n = round(x / ln 2),  r = x - n ln 2,  |r| <= ln 2 / 2
  *
- * exp(r) is its Taylor polynomial. ln 2 is subtracted in two parts, the first short enough for n times
- * it to be exact (Cody, Waite 1980), and 2ⁿ is multiplied in as two factors so that results beyond
- * the normal range go gradually to 0 and to inf. Within 2 ulp of exp for every argument; -inf gives 0,
- * inf gives inf, NaN gives NaN.
+ * exp(r) is its Taylor polynomial. ln 2 is subtracted in two parts, the first short enough for n
+ * times it to be exact (Cody, Waite 1980), and 2ⁿ is multiplied in as two factors so that results
+ * beyond the normal range go gradually to 0 and to inf. Within 2 ulp of exp for every argument;
+ * -inf gives 0, inf gives inf, NaN gives NaN.
  *
  * Holds without fast-math only: the rounding below relies on additions being done as written. */
 #ifndef RUNTIME_VECTOR_MATH_H
@@ -18,8 +18,8 @@
 
 #include "runtime/real.h"
 
-/* a b + c, fused where the processor has an instruction for it. ISO C forbids the compiler to fuse the
- * expression by itself, and fma() without the instruction is a slow call. */
+/* a b + c, fused where the processor has an instruction for it. ISO C forbids the compiler to fuse
+ * the expression by itself, and fma() without the instruction is a slow call. */
 static inline float multiply_add_f32(float a, float b, float c) {
 #ifdef FP_FAST_FMAF
     return fmaf(a, b, c);

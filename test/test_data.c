@@ -160,7 +160,7 @@ static void test_unknown_character(void **state) {
     assert_said("byte 2");
     assert_null(tokenizer_encode(tokenizer, "a\tb", 3, &count));
     assert_said("U+0009");
-    assert_null(tokenizer_encode(tokenizer, "ab\xC3", 3, &count));
+    assert_null(tokenizer_encode(tokenizer, "ab\xC3\xA9", 3, &count)); /* cut inside a character */
     assert_said("offset 2");
     tokenizer_free(tokenizer);
 }
@@ -376,6 +376,16 @@ static void test_refused_json(void **state) {
                                          "{\"model\": {\"type\": \"WordLevel\", \"vocab\": {}}}"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         assert_null(load_json(others[i], strlen(others[i])));
+
+    /* Bytes in another order than their values. */
+    Tokenizer *bytes = tokenizer_bytes();
+    char *json = saved_json(bytes, "json");
+    tokenizer_free(bytes);
+    strstr(json, "\"A\": 65")[1] = 'z';
+    strstr(json, "\"z\": 122")[1] = 'A';
+    assert_null(load_json(json, strlen(json)));
+    assert_said("id 65 is \"z\"");
+    free(json);
 }
 
 /* ---- datasets ---- */

@@ -194,6 +194,12 @@ static void adopt(const Tensor *tensor) {
     free(cuda);
 }
 
+static void release(void) {
+    for (int i = 0; i < t.tensor_count; i++)
+        FOR_SIDES(s) device_free(t.devices[s], t.tensors[i].memory[s]);
+    t.tensor_count = 0;
+}
+
 /* Ends a case: equal bits from both runs, nothing written outside. */
 static void end(void) {
     for (int i = 0; i < t.tensor_count; i++) {
@@ -209,9 +215,8 @@ static void end(void) {
                 fail_msg("%s %s: wrote outside %s", t.layer, t.shape, tensor->name);
         free(run[FIRST]);
         free(run[AGAIN]);
-        FOR_SIDES(s) device_free(t.devices[s], tensor->memory[s]);
     }
-    t.tensor_count = 0;
+    release();
 }
 
 /* Tests: start(state) first, finish() last. */
@@ -221,6 +226,7 @@ static void start(void **state) {
         print_message("no GPU here: the CUDA layers are not held against the CPU's\n");
         skip();
     }
+    release(); /* of a test that failed before this one */
     t.type = *(const DataType *)*state;
     t.worst_count = 0;
     t.shift = 0;
