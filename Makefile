@@ -36,6 +36,10 @@ endif
 TESTS    := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
 CHECKERS := $(patsubst test/%.c,$(BUILD)/%,$(wildcard test/check_*.c))
 
+DEV      := $(patsubst dev/%.c,$(BUILD)/dev/%,$(filter-out dev/minimal_loop.c,$(wildcard dev/*.c)))
+PREFIX   ?= /usr/local
+TEXT      = $$(sh data/tinyshakespeare.sh)
+
 .PHONY: all deps train test bench memory lib install clean help
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -46,11 +50,16 @@ deps:                              ## install what is missing (apt)
 	@sh runtime/detect.sh build/detected.mk --install
 
 train: all                         ## train a small GPT on TinyShakespeare
-	@sh data/tinyshakespeare.sh
-	./train_gpt train --preset=auto --data=data/tinyshakespeare.txt
+	@text=$(TEXT) && ./train_gpt train --data=$$text
 
-test: all $(TESTS) lib             ## every test; ends with the count
-	@BUILD=$(BUILD) sh test/run.sh $(TESTS) $(wildcard test/test_*.sh)
+test: all lib $(TESTS) $(DEV)      ## every test; ends with the count
+	@BUILD=$(BUILD) config=$(config) CUDA=$(CUDA) sh test/run.sh $(TESTS) $(wildcard test/test_*.sh)
+
+bench: all $(DEV)                  ## time attention and a training step; appends to dev/results/
+	$(BUILD)/dev/bench
+
+memory: all $(DEV)                 ## memory and time of a step at growing T, naive and flash
+	$(BUILD)/dev/memory && python3 dev/plot_memory.py dev/results/memory.csv
 
 train_gpt: $(BUILD)/train_gpt
 	@ln -sf $< $@
@@ -61,6 +70,8 @@ $(BUILD)/check_%: $(BUILD)/test/check_%.o $(BUILD)/libtilegpt.a
 	$(CC) $(CFLAGS) $^ $(LIBS) -o $@
 $(BUILD)/test/test_%: $(BUILD)/test/test_%.o $(BUILD)/libtilegpt.a
 	$(CC) $(CFLAGS) $^ -lcmocka $(LIBS) -o $@
+$(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtilegpt.a
+	$(CC) $(CFLAGS) $^ $(LIBS) -o $@
 $(BUILD)/libtilegpt.a: $(OBJECTS)
 	rm -f $@ && ar rcs $@ $^
 $(BUILD)/libtilegpt.so: $(OBJECTS)
@@ -89,6 +100,13 @@ $(BUILD)/%.bf16.cu.o: %.cu $(BUILD)/detected.mk
 	$(NVCC) $(NVFLAGS) -DREAL_BF16 -c $< -o $@
 
 lib: $(BUILD)/libtilegpt.a $(BUILD)/libtilegpt.so  ## the library, static and shared
+
+# The headers that tilegpt.h reaches, in their folders, so that they find each other.
+install: lib                       ## the library, its headers and tilegpt.pc into PREFIX
+	mkdir -p $(PREFIX)/lib/pkgconfig $(PREFIX)/include/tilegpt
+	cp $(BUILD)/libtilegpt.a $(BUILD)/libtilegpt.so $(PREFIX)/lib
+	$(CC) -I. -MM tilegpt.h | tr -d '\\' | tr ' ' '\n' | grep '\.h$$' | xargs tar cf - | tar xf - -C $(PREFIX)/include/tilegpt
+	printf '%s\n' 'prefix=$(abspath $(PREFIX))' 'Name: tilegpt' 'Description: GPT training and FlashAttention' 'Version: 0.1.0' 'Cflags: -I$${prefix}/include/tilegpt' 'Libs: -L$${prefix}/lib -Wl,-rpath,$${prefix}/lib -ltilegpt' 'Libs.private: $(OPENMP) $(LIBS)' > $(PREFIX)/lib/pkgconfig/tilegpt.pc
 
 clean:                             ## remove what was built
 	rm -rf build train_gpt

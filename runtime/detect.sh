@@ -32,6 +32,7 @@ if [ "${2:-}" = --install ]; then
     have_cmocka || missing="$missing libcmocka-dev"
     have_blas || missing="$missing libopenblas-openmp-dev"
     have_mpi || missing="$missing libopenmpi-dev openmpi-bin"
+    command -v pkg-config >/dev/null || missing="$missing pkg-config"
     if [ -n "$missing" ]; then
         sudo=; [ "$(id -u)" = 0 ] || sudo=sudo
         if ! command -v apt-get >/dev/null; then

@@ -380,11 +380,18 @@ static void test_refused_json(void **state) {
     /* Bytes in another order than their values. */
     Tokenizer *bytes = tokenizer_bytes();
     char *json = saved_json(bytes, "json");
-    tokenizer_free(bytes);
     strstr(json, "\"A\": 65")[1] = 'z';
     strstr(json, "\"z\": 122")[1] = 'A';
     assert_null(load_json(json, strlen(json)));
     assert_said("id 65 is \"z\"");
+    /* A byte missing, the ids contiguous all the same. */
+    free(json);
+    json = saved_json(bytes, "json");
+    char *last = strstr(json, ",\n      \"ÿ\": 255");
+    memset(last, ' ', strlen(",\n      \"ÿ\": 255"));
+    assert_null(load_json(json, strlen(json)));
+    assert_said("255 entries");
+    tokenizer_free(bytes);
     free(json);
 }
 
@@ -535,6 +542,10 @@ static void test_write_shard(void **state) {
     put_shard(path, 4, 0);
     assert_false(dataset_write_shard("write/no/a.bin", (int32_t[]){1}, 1));
     assert_said("write/no/a.bin");
+    make_directory("write/taken"); /* the last step, the rename, fails */
+    assert_false(dataset_write_shard("write/taken", (int32_t[]){1}, 1));
+    assert_said("write/taken");
+    assert_int_equal(rmdir("write/taken"), 0);
     /* Nothing temporary stays: the directory holds one shard, the new one. */
     assert_int_equal(system("test \"$(ls write)\" = a.bin"), 0);
     Dataset *dataset = dataset_from_shards("write", 4, /*scan=*/true);
