@@ -73,7 +73,7 @@ $(BUILD)/test/test_%: $(BUILD)/test/test_%.o $(BUILD)/libtilegpt.a
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtilegpt.a
 	$(CC) $(CFLAGS) $^ $(LIBS) -o $@
 $(BUILD)/libtilegpt.a: $(OBJECTS)
-	rm -f $@ && ar rcs $@ $^
+	rm -f $@ && ar qcs $@ $^
 $(BUILD)/libtilegpt.so: $(OBJECTS)
 	$(CC) $(CFLAGS) -shared $^ $(LIBS) -o $@
 

@@ -51,33 +51,25 @@ static real *row(AttentionView view, size_t b, size_t t, size_t h) {
     return (real *)view.data + b * view.batch + t * view.token + h * view.head;
 }
 
-/* The most threads that will run at once, which the workspace has tiles for: OpenMP's number when it
- * is first asked. A later change may lower the number that run but not raise it. */
-static int most_threads(void) {
+/* most_threads is the most that will run at once, which the workspace has tiles for: OpenMP's number
+ * when it is first asked. A later change may lower the number that run, thread_count, not raise it. */
 #ifdef _OPENMP
+static int most_threads(void) {
     static _Atomic int most;
     if (most == 0) most = omp_get_max_threads();
     return most;
-#else
-    return 1;
-#endif
 }
 
 static int thread_count(void) {
-#ifdef _OPENMP
-    return omp_get_max_threads() < most_threads() ? omp_get_max_threads() : most_threads();
-#else
-    return 1;
-#endif
+    int most = most_threads(), now = omp_get_max_threads();
+    return now < most ? now : most;
 }
 
-static size_t thread_index(void) {
-#ifdef _OPENMP
-    return (size_t)omp_get_thread_num();
+static size_t thread_index(void) { return (size_t)omp_get_thread_num(); }
 #else
-    return 0;
+static int most_threads(void) { return 1; }
+static size_t thread_index(void) { return 0; }
 #endif
-}
 
 /* tile (rows,HSp) = the same rows of x, padded with zeros. */
 static void pack_rows(real *tile, const real *x, size_t token, size_t rows, size_t HS, size_t HSp) {

@@ -20,33 +20,28 @@ enum {
     THREADS = 256,
     SIDE = 16,           /* threads along a side of the tile */
     EACH = TILE / SIDE,  /* rows and columns of a thread */
-    DEPTH = 32,          /* columns of a slice that is multiplied by its transpose's counterpart */
+    DEPTH = 32,          /* columns of a slice when two are in shared memory */
     PADDING = 4,
     CHUNK = 8            /* elements that a thread loads at a time */
 };
 static_assert(SIDE * SIDE == THREADS, "one thread for each 4 x 4 results");
 
-template <int COLUMNS> struct Slice {
+template <int COLUMNS> struct alignas(16) Slice {
     float at[TILE][COLUMNS + PADDING];
 };
 
 struct Shared {
-    union {
-        struct {
-            Slice<DEPTH> a, b;
-        } pair;
-        Slice<TILE> wide;
-        Slice<DEPTH> narrow;
-    };
-    Slice<TILE> tile; /* a result that is the next product's operand */
+    Slice<DEPTH> slices[2]; /* or one slice of 64 columns */
+    Slice<TILE> tile;       /* a result that is the next product's operand */
 };
+static_assert(sizeof(Slice<TILE>) <= sizeof(Shared::slices), "a wide slice takes the place of two");
 static_assert(sizeof(Shared) <= 48 << 10, "static shared memory");
 
 /* Up to 64 rows of one head; rows and columns beyond those that exist count as zeros. */
 struct Rows {
     const real *data;
     size_t token; /* elements from row to row */
-    size_t count; /* rows from data on; more than 64 may exist */
+    int count;    /* rows from data on */
     int columns;
     bool aligned; /* every row starts at a multiple of 16 bytes */
 };
@@ -65,7 +60,7 @@ static __device__ __forceinline__ void load_slice(Slice<COLUMNS> &slice, const R
         const real *from = rows.data + row * rows.token + first + column;
         float value[CHUNK];
         if (rows.aligned && left >= CHUNK) {
-            load_8(value, from);
+            load_some(value, from);
         } else {
 #pragma unroll
             for (int i = 0; i < CHUNK; i++) value[i] = i < left ? to_float(from[i]) : 0.0f;
@@ -84,9 +79,9 @@ static __device__ __forceinline__ void multiply_slices(float (&sum)[EACH][EACH],
     for (int k = 0; k < DEPTH; k += 4) {
         float u[EACH][4], v[EACH][4];
 #pragma unroll
-        for (int r = 0; r < EACH; r++) load_4(u[r], &a.at[thread_y() + SIDE * r][k]);
+        for (int r = 0; r < EACH; r++) load_some(u[r], &a.at[thread_y() + SIDE * r][k]);
 #pragma unroll
-        for (int c = 0; c < EACH; c++) load_4(v[c], &b.at[thread_x() + SIDE * c][k]);
+        for (int c = 0; c < EACH; c++) load_some(v[c], &b.at[thread_x() + SIDE * c][k]);
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
@@ -102,14 +97,14 @@ static __device__ __forceinline__ void multiply_transposed(float (&sum)[EACH][EA
                                                            const Rows &b, Shared &shared) {
     for (int first = 0; first < a.columns; first += DEPTH) {
         __syncthreads();
-        load_slice(shared.pair.a, a, first);
-        load_slice(shared.pair.b, b, first);
+        load_slice(shared.slices[0], a, first);
+        load_slice(shared.slices[1], b, first);
         __syncthreads();
-        multiply_slices(sum, shared.pair.a, shared.pair.b);
+        multiply_slices(sum, shared.slices[0], shared.slices[1]);
     }
 }
 
-/* A (64,D) result in registers: element k of row r is column column_of<D>(k). */
+/* A (64,D) result in registers: element k of a thread's row is column(k) of the result's. */
 template <int D> struct Wide {
     enum {
         WIDTH = D < TILE ? D : TILE,  /* columns of a slice */
@@ -124,19 +119,12 @@ template <int D> struct Wide {
     }
 };
 
-static __device__ __forceinline__ Slice<TILE> &wide_slice(Shared &shared, Slice<TILE> *) {
-    return shared.wide;
-}
-static __device__ __forceinline__ Slice<DEPTH> &wide_slice(Shared &shared, Slice<DEPTH> *) {
-    return shared.narrow;
-}
-
 /* sum += shared.tile b, b (64,D). Starts with a barrier, after which the tile is read; it may be
  * written again after another. */
 template <int D>
 static __device__ __forceinline__ void multiply_tile(Wide<D> &sum, const Rows &b, Shared &shared) {
     enum { WIDTH = Wide<D>::WIDTH, STEP = Wide<D>::STEP };
-    Slice<WIDTH> &slice = wide_slice(shared, (Slice<WIDTH> *)nullptr);
+    Slice<WIDTH> &slice = *(Slice<WIDTH> *)shared.slices;
 #pragma unroll
     for (int part = 0; part < D / WIDTH; part++) {
         if (part * WIDTH >= b.columns) break;
@@ -147,10 +135,11 @@ static __device__ __forceinline__ void multiply_tile(Wide<D> &sum, const Rows &b
         for (int k = 0; k < TILE; k += 4) {
             float u[EACH][4];
 #pragma unroll
-            for (int r = 0; r < EACH; r++) load_4(u[r], &shared.tile.at[thread_y() + SIDE * r][k]);
+            for (int r = 0; r < EACH; r++) load_some(u[r], &shared.tile.at[thread_y() + SIDE * r][k]);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const float *v = &slice.at[k + i][thread_x() * STEP];
+                float v[STEP];
+                load_some(v, &slice.at[k + i][thread_x() * STEP]);
 #pragma unroll
                 for (int r = 0; r < EACH; r++)
 #pragma unroll

@@ -15,13 +15,18 @@ static __device__ __forceinline__ float to_float(float x) { return x; }
 template <class T> static __device__ __forceinline__ T from_float(float x);
 template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }
 
-static __device__ __forceinline__ void load_4(float (&value)[4], const float *p) {
+/* value = neighbouring elements from a boundary of their total size on, 16 bytes at most. */
+static __device__ __forceinline__ void load_some(float (&value)[2], const float *p) {
+    const float2 loaded = *(const float2 *)p;
+    value[0] = loaded.x, value[1] = loaded.y;
+}
+
+static __device__ __forceinline__ void load_some(float (&value)[4], const float *p) {
     const float4 loaded = *(const float4 *)p;
     value[0] = loaded.x, value[1] = loaded.y, value[2] = loaded.z, value[3] = loaded.w;
 }
 
-/* value = 8 elements from a 16-byte boundary on. */
-static __device__ __forceinline__ void load_8(float (&value)[8], const float *p) {
+static __device__ __forceinline__ void load_some(float (&value)[8], const float *p) {
     const float4 low = *(const float4 *)p, high = *(const float4 *)(p + 4);
     value[0] = low.x, value[1] = low.y, value[2] = low.z, value[3] = low.w;
     value[4] = high.x, value[5] = high.y, value[6] = high.z, value[7] = high.w;
@@ -33,7 +38,7 @@ template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(f
     return __float2bfloat16_rn(x);
 }
 
-static __device__ __forceinline__ void load_8(float (&value)[8], const __nv_bfloat16 *p) {
+static __device__ __forceinline__ void load_some(float (&value)[8], const __nv_bfloat16 *p) {
     const uint4 loaded = *(const uint4 *)p;
     const uint32_t pairs[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
 #pragma unroll
