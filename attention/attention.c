@@ -14,7 +14,7 @@
 /* Queries, keys and heads are counters of 32 bits in the dropout draw and indices of 31 in BLAS. */
 #define LENGTH_MAX ((size_t)INT32_MAX)
 
-/* --- families ------------------------------------------------------------------------------- */
+/* --- families --- */
 
 typedef struct {
     AttentionFamily family;
@@ -101,7 +101,7 @@ static const Kernels *find_kernels(const Attention *p) {
     return NULL;
 }
 
-/* --- what makes a problem valid ------------------------------------------------------------- */
+/* --- what makes a problem valid --- */
 
 /* *complete = the problem with its defaults filled in. False with error_message() if it is not
  * valid. */
@@ -199,7 +199,7 @@ static bool check_workspace(const void *workspace, size_t bytes, const char *siz
     return true;
 }
 
-/* --- the interface -------------------------------------------------------------------------- */
+/* --- the interface --- */
 
 AttentionView attention_packed_view(void *qkv, DataType type, int which, size_t T, size_t NH,
                                     size_t HS) {

@@ -1,7 +1,7 @@
 /* What a kernel family gives to attention.c: private to attention/.
  *
- * attention.c has checked the problem and filled in its defaults (NKV, scale) before it calls these,
- * so a family sees a complete and valid Attention. */
+ * attention.c has checked the problem and filled in its defaults (NKV, scale) before it calls
+ * these, so a family sees a complete and valid Attention. */
 #ifndef ATTENTION_FAMILY_H
 #define ATTENTION_FAMILY_H
 

@@ -2,10 +2,10 @@
  * bf16 with float sums, on mma.sync: any GPU from sm_80.
  *
  * Every kernel has blocks of 4 warps. A block keeps one tile of rows (queries in the forward and in
- * dQ, keys in dK/dV), of which each warp owns 16·M, and streams the other side through two stages of
- * shared memory: while a stage is multiplied, cp.async fills the next, with one barrier a tile. HS is
- * padded to D in shared memory by zero columns. No tile needs more than the 99 KiB that the smallest
- * of these GPUs grants a block. */
+ * dQ, keys in dK/dV), of which each warp owns 16·M, and streams the other side through two stages
+ * of shared memory: while a stage is multiplied, cp.async fills the next, with one barrier a tile.
+ * HS is padded to D in shared memory by zero columns. No tile needs more than the 99 KiB that the
+ * smallest of these GPUs grants a block. */
 #ifndef ATTENTION_FLASH_MMA_CUH
 #define ATTENTION_FLASH_MMA_CUH
 
@@ -21,30 +21,46 @@ constexpr float LOG2E = 1.44269504f;
 enum {
     WARPS = 4,
     THREADS = 32 * WARPS,
-    MAX_SHARED_BYTES = 99 << 10,
-    ROW_PADDING = 128,     /* the statistics of the backward are padded to whole tiles of queries */
-    MAX_LENGTH = 1 << 30,  /* of a sequence: positions plus a diagonal stay within int */
-    SECTION_BYTES = 16 << 20
+    MAX_SHARED_BYTES = 99 << 10, /* of a block */
+    ROW_PADDING = 128,           /* the backward's statistics fill whole tiles of queries */
+    MAX_LENGTH = 1 << 30,        /* of a sequence: a position plus a diagonal is an int */
+    SECTION_BYTES = 16 << 20     /* a share of the L2 (50 MiB on an H200, 40 on an A100) */
 };
 
 /* The problem as the kernels see it; passed by value. */
 struct FlashMma {
-    AttentionView q, k, v, o;           /* as in AttentionTensors */
-    AttentionView dout, dq, dk, dv;     /* as in AttentionGradients; zero in the forward */
-    float *lse;                         /* (B,NH,TQ) */
-    float *lse2;                        /* backward: (B,NH,rows) LSE·log2 e; +inf if no keys, or no row */
-    float *delta;                       /* backward: (B,NH,rows) D = Σ dO∘O; 0 where there is no row */
-    int B, NH, NKV, rows;               /* rows = TQ rounded up to ROW_PADDING */
-    int TQ, HS;
-    Mask mask;                          /* holds TK */
+    AttentionView q, k, v, o;       /* as in AttentionTensors */
+    float *lse;                     /* (B,NH,TQ) */
+    AttentionView dout, dq, dk, dv; /* as in AttentionGradients; from here to delta: backward only */
+    float *lse2;                    /* (B,NH,rows) LSE · log2 e; +inf if there is no key, or no row */
+    float *delta;                   /* (B,NH,rows) D = Σ dO∘O; 0 if there is no row */
+    int B, NH, NKV, TQ, HS;
+    int rows;  /* TQ rounded up to ROW_PADDING */
+    Mask mask; /* holds TK */
     DropoutRule dropout;
-    float scale, scale_log2;            /* scale · log2 e */
-    bool aligned;                       /* every row of every tensor starts at a multiple of 16 bytes */
+    float scale, scale_log2; /* the second times log2 e */
+    bool aligned;            /* every row of every tensor starts at a multiple of 16 bytes */
 };
+
+/* A program built for older GPUs too keeps empty kernels there, which flash_mma_supported never
+ * lets run: they have no bf16 tensor cores and no cp.async. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr bool KERNELS_EXIST = false;
+#else
+constexpr bool KERNELS_EXIST = true;
+#endif
 
 /* Rows of head h of batch b. */
 __device__ __forceinline__ bf16 *head_rows(const AttentionView &view, int b, int h) {
     return (bf16 *)view.data + b * view.batch + h * view.head;
+}
+
+/* Rows row0 … row0+ROWS-1 of head h of batch b, of T rows, into a tile: see load_tile. */
+template <int ROWS, int D>
+__device__ __forceinline__ void load_rows(Tile<D> tile, const FlashMma &p,
+                                          const AttentionView &view, int b, int h, int row0,
+                                          int T) {
+    load_tile<ROWS, THREADS>(tile, head_rows(view, b, h), view.token, row0, T, p.HS, p.aligned);
 }
 
 /* Keys that any query before `end` sees: the first so many. */
@@ -54,7 +70,8 @@ __device__ __forceinline__ int keys_seen(const FlashMma &p, int end) {
 
 /* Which tile of which head a block works on. Heads are taken in sections whose streamed tensors
  * (K and V, or Q and dO) stay in the L2 together; within a section all first tiles come first, so
- * that where the mask makes tiles unequal the longest start first and the short ones fill the end. */
+ * that where the mask makes tiles unequal the longest start first and the short ones fill the
+ * end. */
 struct Place {
     int tile; /* 0: the heaviest under a causal mask, by the kernel's count */
     int b, h;
@@ -94,7 +111,8 @@ inline FlashMma describe(const Attention *problem, const AttentionTensors *tenso
     p.dropout.threshold = dropout_threshold(problem->dropout.probability);
     p.dropout.scale = dropout_scale(problem->dropout.probability);
     p.scale = problem->scale, p.scale_log2 = problem->scale * LOG2E;
-    p.aligned = view_aligned(&p.q) && view_aligned(&p.k) && view_aligned(&p.v) && view_aligned(&p.o);
+    p.aligned =
+        view_aligned(&p.q) && view_aligned(&p.k) && view_aligned(&p.v) && view_aligned(&p.o);
     return p;
 }
 

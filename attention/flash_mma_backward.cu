@@ -5,9 +5,9 @@
  *
  * With dropout, mask Z in {0, 1/(1-p)}: dV = (P∘Z)ᵀ dO and dS = P ∘ (dP∘Z - D).
  *
- * Three kernels: D (and LSE · log2 e), dK with dV by tiles of keys, dQ by tiles of queries. Each sum
- * has one owner, which adds in a fixed order. The price is that S and dP are computed twice: 7 matrix
- * products to the 5 of one kernel that adds dQ to memory from every tile of keys.
+ * Three kernels: D (and LSE · log2 e), dK with dV by tiles of keys, dQ by tiles of queries. Each
+ * sum has one owner, which adds in a fixed order. The price is that S and dP are computed twice: 7
+ * matrix products to the 5 of one kernel that adds dQ to memory from every tile of keys.
  *
  * The key kernel works on Sᵀ = K Qᵀ and dPᵀ = V dOᵀ: their accumulators are the A operands of Pᵀ dO
  * and dSᵀ Q, so P and dS stay in registers in both kernels. */
@@ -33,11 +33,14 @@ __device__ __forceinline__ float score_gradient(const FlashMma &p, float dp, flo
     return DROPOUT ? fmaf(dp, p.dropout.scale, -delta) : dp - delta;
 }
 
-/* D and the base-2 LSE, padded to whole tiles with the values of a row that does nothing: P = 0. */
-enum { STATISTICS_LANES = 8, STATISTICS_ROWS = THREADS / STATISTICS_LANES };
+enum {
+    STATISTICS_LANES = 8, /* share a row, 16 bytes each at a time */
+    STATISTICS_ROWS = THREADS / STATISTICS_LANES
+};
 
+/* D and the base-2 LSE, padded to whole tiles with the values of a row that does nothing: P = 0. */
 __global__ void __launch_bounds__(THREADS) statistics_kernel(const FlashMma p) {
-    constexpr int LANES = STATISTICS_LANES; /* share a row, 16 bytes each at a time */
+    constexpr int LANES = STATISTICS_LANES;
     const size_t index = (size_t)blockIdx.x * STATISTICS_ROWS + threadIdx.x / LANES;
     const int i = (int)(index % p.rows);
     const size_t bh = index / p.rows;
@@ -62,15 +65,20 @@ __global__ void __launch_bounds__(THREADS) statistics_kernel(const FlashMma p) {
     }
 }
 
-/* dK and dV. M: 16-row tiles of keys a warp; QUERIES: queries in a stage, multiplied STEP at a time;
- * COLUMNS: of dK and dV per block, since both accumulators of all D = 256 columns would not fit the
- * registers (blockIdx.y counts them); HOLD: K and V in registers. */
+/* dK and dV. M: 16-row tiles of keys a warp; QUERIES: queries in a stage, multiplied STEP at a
+ * time; COLUMNS: of dK and dV per block, since both accumulators of all D = 256 columns would not
+ * fit the registers (blockIdx.y counts them); HOLD: K and V in registers. */
+template <int M_, int QUERIES_, int STEP_, int COLUMNS_, bool HOLD_>
+struct KeyShapeOf {
+    static constexpr int M = M_, QUERIES = QUERIES_, STEP = STEP_, COLUMNS = COLUMNS_;
+    static constexpr bool HOLD = HOLD_;
+};
 template <int D> struct KeyShape;
-template <> struct KeyShape<32> { enum { M = 2, QUERIES = 64, STEP = 32, COLUMNS = 32, HOLD = 1 }; };
-template <> struct KeyShape<64> { enum { M = 2, QUERIES = 64, STEP = 32, COLUMNS = 64, HOLD = 0 }; };
-template <> struct KeyShape<96> { enum { M = 1, QUERIES = 64, STEP = 64, COLUMNS = 96, HOLD = 0 }; };
-template <> struct KeyShape<128> { enum { M = 1, QUERIES = 64, STEP = 32, COLUMNS = 128, HOLD = 0 }; };
-template <> struct KeyShape<256> { enum { M = 1, QUERIES = 16, STEP = 16, COLUMNS = 128, HOLD = 0 }; };
+template <> struct KeyShape<32> : KeyShapeOf<2, 64, 32, 32, true> {};
+template <> struct KeyShape<64> : KeyShapeOf<2, 64, 32, 64, false> {};
+template <> struct KeyShape<96> : KeyShapeOf<1, 64, 64, 96, false> {};
+template <> struct KeyShape<128> : KeyShapeOf<1, 64, 32, 128, false> {};
+template <> struct KeyShape<256> : KeyShapeOf<1, 16, 16, 128, false> {};
 
 template <int D>
 struct KeyTiles {
@@ -91,40 +99,41 @@ __global__ void __launch_bounds__(THREADS, 2)
     using Tiles = KeyTiles<D>;
     using Shape = KeyShape<D>;
     constexpr int M = Tiles::M, KEYS = Tiles::KEYS, QUERIES = Tiles::QUERIES, STEP = Shape::STEP;
-    constexpr bool HOLD = Shape::HOLD != 0;
+    if (!KERNELS_EXIST)
+        return;
     extern __shared__ __align__(128) unsigned char shared[];
     const Tile<D> k_tile = {shared_address(shared)};
     const Tile<D> v_tile = {k_tile.base + KEYS * Tile<D>::ROW_BYTES};
     const uint32_t stages = v_tile.base + KEYS * Tile<D>::ROW_BYTES;
 
     const Place place = find_place(tiles, p.B, p.NKV, section);
-    const int b = place.b, kv = place.h, j0 = place.tile * KEYS, column0 = blockIdx.y * Shape::COLUMNS;
+    const int b = place.b, kv = place.h, j0 = place.tile * KEYS;
+    const int column0 = blockIdx.y * Shape::COLUMNS;
     const int group = p.NH / p.NKV;
     /* Queries before this one see no key of the tile. */
     const int first = max(0, j0 - p.mask.diagonal) / QUERIES * QUERIES;
 
     auto load_stage = [&](int h, int i0, int stage) {
         const uint32_t base = stages + stage * Tiles::STAGE_BYTES;
-        load_tile<QUERIES, THREADS>(Tile<D>{base}, head_rows(p.q, b, h), p.q.token, i0, p.TQ, p.HS,
-                                    p.aligned);
-        load_tile<QUERIES, THREADS>(Tile<D>{base + Tiles::DOUT}, head_rows(p.dout, b, h),
-                                    p.dout.token, i0, p.TQ, p.HS, p.aligned);
-        const size_t row = ((size_t)b * p.NH + h) * p.rows + i0;
+        load_rows<QUERIES>(Tile<D>{base}, p, p.q, b, h, i0, p.TQ);
+        load_rows<QUERIES>(Tile<D>{base + Tiles::DOUT}, p, p.dout, b, h, i0, p.TQ);
         if (threadIdx.x < QUERIES / 4) {
-            copy_async_16(base + Tiles::LSE2 + 16 * threadIdx.x, p.lse2 + row + 4 * threadIdx.x, 16);
-            copy_async_16(base + Tiles::DELTA + 16 * threadIdx.x, p.delta + row + 4 * threadIdx.x, 16);
+            const size_t row = ((size_t)b * p.NH + h) * p.rows + i0 + 4 * threadIdx.x;
+            copy_async_16(base + Tiles::LSE2 + 16 * threadIdx.x, p.lse2 + row, 16);
+            copy_async_16(base + Tiles::DELTA + 16 * threadIdx.x, p.delta + row, 16);
         }
     };
-    load_tile<KEYS, THREADS>(k_tile, head_rows(p.k, b, kv), p.k.token, j0, p.mask.TK, p.HS, p.aligned);
-    load_tile<KEYS, THREADS>(v_tile, head_rows(p.v, b, kv), p.v.token, j0, p.mask.TK, p.HS, p.aligned);
+    load_rows<KEYS>(k_tile, p, p.k, b, kv, j0, p.mask.TK);
+    load_rows<KEYS>(v_tile, p, p.v, b, kv, j0, p.mask.TK);
     if (first < p.TQ)
         load_stage(kv * group, first, 0);
     copy_async_wait();
     __syncthreads();
 
-    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * M, warp_j0 = j0 + warp_row;
-    const auto k_rows = tile_rows<M, HOLD>(k_tile, warp_row);
-    const auto v_rows = tile_rows<M, HOLD>(v_tile, warp_row);
+    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * M;
+    const int warp_j0 = j0 + warp_row;
+    const auto k_rows = tile_rows<M, Shape::HOLD>(k_tile, warp_row);
+    const auto v_rows = tile_rows<M, Shape::HOLD>(v_tile, warp_row);
     float dk[M][Shape::COLUMNS / 8][4], dv[M][Shape::COLUMNS / 8][4];
     clear(dk);
     clear(dv);
@@ -194,20 +203,25 @@ __global__ void __launch_bounds__(THREADS, 2)
     float dk_factor[M][2], dv_factor[M][2];
     fill(dk_factor, p.scale);
     fill(dv_factor, DROPOUT ? p.dropout.scale : 1.0f);
-    store_rows(dk, dk_factor, k_tile, warp_row, head_rows(p.dk, b, kv), p.dk.token, warp_j0, column0,
-               p.mask.TK, p.HS, p.aligned);
-    store_rows(dv, dv_factor, v_tile, warp_row, head_rows(p.dv, b, kv), p.dv.token, warp_j0, column0,
-               p.mask.TK, p.HS, p.aligned);
+    store_rows(dk, dk_factor, k_tile, warp_row, head_rows(p.dk, b, kv), p.dk.token, warp_j0,
+               column0, p.mask.TK, p.HS, p.aligned);
+    store_rows(dv, dv_factor, v_tile, warp_row, head_rows(p.dv, b, kv), p.dv.token, warp_j0,
+               column0, p.mask.TK, p.HS, p.aligned);
 }
 
-/* dQ. M: 16-row tiles of queries a warp; KEYS: keys in a stage, multiplied STEP at a time; HOLD: Q and
- * dO in registers. */
+/* dQ. M: 16-row tiles of queries a warp; KEYS: keys in a stage, multiplied STEP at a time; HOLD: Q
+ * and dO in registers. */
+template <int M_, int KEYS_, int STEP_, bool HOLD_>
+struct QueryShapeOf {
+    static constexpr int M = M_, KEYS = KEYS_, STEP = STEP_;
+    static constexpr bool HOLD = HOLD_;
+};
 template <int D> struct QueryShape;
-template <> struct QueryShape<32> { enum { M = 2, KEYS = 64, STEP = 32, HOLD = 1 }; };
-template <> struct QueryShape<64> { enum { M = 2, KEYS = 64, STEP = 32, HOLD = 1 }; };
-template <> struct QueryShape<96> { enum { M = 2, KEYS = 32, STEP = 32, HOLD = 0 }; };
-template <> struct QueryShape<128> { enum { M = 2, KEYS = 32, STEP = 32, HOLD = 0 }; };
-template <> struct QueryShape<256> { enum { M = 1, KEYS = 16, STEP = 16, HOLD = 0 }; };
+template <> struct QueryShape<32> : QueryShapeOf<2, 64, 32, true> {};
+template <> struct QueryShape<64> : QueryShapeOf<2, 64, 32, true> {};
+template <> struct QueryShape<96> : QueryShapeOf<2, 32, 32, false> {};
+template <> struct QueryShape<128> : QueryShapeOf<2, 32, 32, false> {};
+template <> struct QueryShape<256> : QueryShapeOf<1, 16, 16, false> {};
 
 template <int D>
 struct QueryTiles {
@@ -225,7 +239,8 @@ __global__ void __launch_bounds__(THREADS, 2)
     using Tiles = QueryTiles<D>;
     using Shape = QueryShape<D>;
     constexpr int M = Tiles::M, KEYS = Tiles::KEYS, QUERIES = Tiles::QUERIES, STEP = Shape::STEP;
-    constexpr bool HOLD = Shape::HOLD != 0;
+    if (!KERNELS_EXIST)
+        return;
     extern __shared__ __align__(128) unsigned char shared[];
     const Tile<D> q_tile = {shared_address(shared)};
     const Tile<D> dout_tile = {q_tile.base + QUERIES * Tile<D>::ROW_BYTES};
@@ -238,22 +253,20 @@ __global__ void __launch_bounds__(THREADS, 2)
 
     auto load_stage = [&](int j0, int stage) {
         const uint32_t base = stages + stage * Tiles::STAGE_BYTES;
-        load_tile<KEYS, THREADS>(Tile<D>{base}, head_rows(p.k, b, kv), p.k.token, j0, p.mask.TK, p.HS,
-                                 p.aligned);
-        load_tile<KEYS, THREADS>(Tile<D>{base + Tiles::V}, head_rows(p.v, b, kv), p.v.token, j0,
-                                 p.mask.TK, p.HS, p.aligned);
+        load_rows<KEYS>(Tile<D>{base}, p, p.k, b, kv, j0, p.mask.TK);
+        load_rows<KEYS>(Tile<D>{base + Tiles::V}, p, p.v, b, kv, j0, p.mask.TK);
     };
-    load_tile<QUERIES, THREADS>(q_tile, head_rows(p.q, b, h), p.q.token, i0, p.TQ, p.HS, p.aligned);
-    load_tile<QUERIES, THREADS>(dout_tile, head_rows(p.dout, b, h), p.dout.token, i0, p.TQ, p.HS,
-                                p.aligned);
+    load_rows<QUERIES>(q_tile, p, p.q, b, h, i0, p.TQ);
+    load_rows<QUERIES>(dout_tile, p, p.dout, b, h, i0, p.TQ);
     if (keys > 0)
         load_stage(0, 0);
     copy_async_wait();
     __syncthreads();
 
-    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * M, warp_i0 = i0 + warp_row;
-    const auto q_rows = tile_rows<M, HOLD>(q_tile, warp_row);
-    const auto dout_rows = tile_rows<M, HOLD>(dout_tile, warp_row);
+    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * M;
+    const int warp_i0 = i0 + warp_row;
+    const auto q_rows = tile_rows<M, Shape::HOLD>(q_tile, warp_row);
+    const auto dout_rows = tile_rows<M, Shape::HOLD>(dout_tile, warp_row);
     float lse2[M][2], delta[M][2];
     const size_t statistics = ((size_t)b * p.NH + h) * p.rows + warp_i0 + lane / 4;
 #pragma unroll
@@ -305,8 +318,8 @@ __global__ void __launch_bounds__(THREADS, 2)
 
     float factor[M][2];
     fill(factor, p.scale);
-    store_rows(dq, factor, q_tile, warp_row, head_rows(p.dq, b, h), p.dq.token, warp_i0, 0, p.TQ, p.HS,
-               p.aligned);
+    store_rows(dq, factor, q_tile, warp_row, head_rows(p.dq, b, h), p.dq.token, warp_i0, 0, p.TQ,
+               p.HS, p.aligned);
 }
 
 struct RunBackward {
@@ -322,8 +335,8 @@ struct RunBackward {
         launch(key_kernel<D, DROPOUT>, dim3(key_tiles * p.B * p.NKV, D / KeyShape<D>::COLUMNS),
                Keys::SHARED_BYTES, stream, p, key_tiles,
                heads_per_section(&p, (size_t)p.TQ * (p.NH / p.NKV), p.NKV));
-        launch(query_kernel<D, DROPOUT>, dim3(query_tiles * p.B * p.NH), Queries::SHARED_BYTES, stream,
-               p, query_tiles, heads_per_section(&p, p.mask.TK, p.NH));
+        launch(query_kernel<D, DROPOUT>, dim3(query_tiles * p.B * p.NH), Queries::SHARED_BYTES,
+               stream, p, query_tiles, heads_per_section(&p, p.mask.TK, p.NH));
     }
 };
 

@@ -1,25 +1,34 @@
-/* flash_mma, forward: O = dropout(softmax(scale · Q Kᵀ + mask)) V and LSE, in one pass over the keys.
+/* flash_mma, forward: O = dropout(softmax(scale · Q Kᵀ + mask)) V and LSE, in one pass over the
+ * keys.
  *
  *   for each tile of queries (one block):      for each tile of keys that the mask leaves:
  *       S = Q Kᵀ;  m, ℓ, P = online softmax of S;  O = corrected O + P V
  *   O /= ℓ,  LSE = m + log ℓ
  *
- * S, P and O never leave registers: a warp owns whole rows, and the accumulator of S is the A operand
- * of P V. Causal tiles beyond the diagonal are skipped, by the block and again by each warp. */
+ * S, P and O never leave registers: a warp owns whole rows, and the accumulator of S is the A
+ * operand of P V. Causal tiles beyond the diagonal are skipped, by the block and again by each
+ * warp. */
 #include "attention/flash_mma.cuh"
 #include "attention/mma_softmax.cuh"
 
 namespace {
 
-/* M: 16-row tiles of queries a warp; KEYS: keys in a stage; HOLD: Q in registers, else read again for
- * every tile; BLOCKS: blocks per multiprocessor that registers must allow. M = 2 keeps shared memory
- * below the tensor cores' time (at D = 64, 1.25 clocks of it an mma against 1.47). */
+/* M: 16-row tiles of queries a warp; KEYS: keys in a stage; HOLD: Q in registers, else read again
+ * for every tile; BLOCKS: blocks per multiprocessor that registers must allow. M = 2 keeps shared
+ * memory below the tensor cores' time (at D = 64, 1.25 clocks of it an mma against 1.47 on an
+ * H200). At D = 64 and 128 the register limit puts up to 8 words that a tile uses once (addresses,
+ * sums) in local memory; everything else stays in registers. */
+template <int M_, int KEYS_, bool HOLD_, int BLOCKS_>
+struct ForwardShapeOf {
+    static constexpr int M = M_, KEYS = KEYS_, BLOCKS = BLOCKS_;
+    static constexpr bool HOLD = HOLD_;
+};
 template <int D> struct ForwardShape;
-template <> struct ForwardShape<32> { enum { M = 2, KEYS = 64, HOLD = 0, BLOCKS = 3 }; };
-template <> struct ForwardShape<64> { enum { M = 2, KEYS = 64, HOLD = 0, BLOCKS = 3 }; };
-template <> struct ForwardShape<96> { enum { M = 2, KEYS = 64, HOLD = 0, BLOCKS = 2 }; };
-template <> struct ForwardShape<128> { enum { M = 2, KEYS = 64, HOLD = 0, BLOCKS = 2 }; };
-template <> struct ForwardShape<256> { enum { M = 1, KEYS = 32, HOLD = 0, BLOCKS = 2 }; };
+template <> struct ForwardShape<32> : ForwardShapeOf<2, 64, false, 3> {};
+template <> struct ForwardShape<64> : ForwardShapeOf<2, 64, false, 3> {};
+template <> struct ForwardShape<96> : ForwardShapeOf<2, 64, false, 2> {};
+template <> struct ForwardShape<128> : ForwardShapeOf<2, 64, false, 2> {};
+template <> struct ForwardShape<256> : ForwardShapeOf<1, 32, false, 2> {};
 
 template <int D>
 struct ForwardTiles {
@@ -35,6 +44,8 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::BLOCKS)
     forward_kernel(const FlashMma p, unsigned tiles, unsigned section) {
     using Tiles = ForwardTiles<D>;
     constexpr int M = Tiles::M, KEYS = Tiles::KEYS, QUERIES = Tiles::QUERIES;
+    if (!KERNELS_EXIST)
+        return;
     extern __shared__ __align__(128) unsigned char shared[];
     const Tile<D> q_tile = {shared_address(shared)};
     const uint32_t stages = q_tile.base + Tiles::QUERIES * Tile<D>::ROW_BYTES;
@@ -46,19 +57,17 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::BLOCKS)
 
     auto load_stage = [&](int j0, int stage) {
         const uint32_t base = stages + stage * Tiles::STAGE_BYTES;
-        load_tile<KEYS, THREADS>(Tile<D>{base}, head_rows(p.k, opaque(b), opaque(kv)), p.k.token, j0,
-                                 p.mask.TK, p.HS, p.aligned);
-        load_tile<KEYS, THREADS>(Tile<D>{base + Tiles::V}, head_rows(p.v, opaque(b), opaque(kv)),
-                                 p.v.token, j0, p.mask.TK, p.HS, p.aligned);
+        load_rows<KEYS>(Tile<D>{base}, p, p.k, opaque(b), opaque(kv), j0, p.mask.TK);
+        load_rows<KEYS>(Tile<D>{base + Tiles::V}, p, p.v, opaque(b), opaque(kv), j0, p.mask.TK);
     };
-    load_tile<QUERIES, THREADS>(q_tile, head_rows(p.q, b, h), p.q.token, i0, p.TQ, p.HS, p.aligned);
+    load_rows<QUERIES>(q_tile, p, p.q, b, h, i0, p.TQ);
     if (keys > 0)
         load_stage(0, 0);
     copy_async_wait();
     __syncthreads();
 
     const int warp_row = threadIdx.x / 32 * 16 * M, warp_i0 = i0 + warp_row;
-    const auto q_rows = tile_rows<M, Tiles::Shape::HOLD != 0>(q_tile, warp_row);
+    const auto q_rows = tile_rows<M, Tiles::Shape::HOLD>(q_tile, warp_row);
     OnlineSoftmax<M> softmax;
     float out[M][D / 8][4];
     clear(out);
@@ -101,8 +110,8 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::BLOCKS)
             if constexpr (DROPOUT)
                 factor[m][r] *= p.dropout.scale;
         }
-    store_rows(out, factor, q_tile, warp_row, head_rows(p.o, b, h), p.o.token, warp_i0, 0, p.TQ, p.HS,
-               p.aligned);
+    store_rows(out, factor, q_tile, warp_row, head_rows(p.o, b, h), p.o.token, warp_i0, 0, p.TQ,
+               p.HS, p.aligned);
 }
 
 struct RunForward {
@@ -119,15 +128,15 @@ struct RunForward {
 
 } // namespace
 
-/* Nonzero if the current GPU runs this problem with this family. A negative scale would turn the row
- * maximum of S into its minimum; tile counts must fit a grid and positions an int. */
+/* Nonzero if the current GPU runs this problem with this family. A negative scale would turn the
+ * row maximum of S into its minimum; tile counts must fit a grid and positions an int. */
 extern "C" int flash_mma_supported(const Attention *problem) {
     int device, major, shared_bytes;
     if (cudaGetDevice(&device) != cudaSuccess ||
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
         cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
             cudaSuccess) {
-        cudaGetLastError(); /* no usable GPU is an answer, not an error for the next check to find */
+        cudaGetLastError(); /* no usable GPU is an answer, not an error for the next check */
         return 0;
     }
     const size_t longest = problem->TQ > problem->TK ? problem->TQ : problem->TK;

@@ -30,8 +30,8 @@
 #include "attention/online_softmax.h"
 #include "attention/tile_product.h"
 
-/* Queries and keys in a tile. At HS = 64 in fp32 each tile of the backward is 16 KiB: the two that a
- * product reads fit a 32 KiB L1, all nine an L2. */
+/* Queries and keys in a tile. At HS = 64 in fp32 each tile of the backward is 16 KiB: the two that
+ * a product reads fit a 32 KiB L1, all nine an L2. */
 #define TILE 64
 _Static_assert(TILE == SOFTMAX_QUERIES, "a query tile is one online softmax");
 _Static_assert(TILE % DROPOUT_BLOCK == 0, "a key tile begins at a block of dropout draws");
@@ -51,8 +51,9 @@ static real *row(AttentionView view, size_t b, size_t t, size_t h) {
     return (real *)view.data + b * view.batch + t * view.token + h * view.head;
 }
 
-/* most_threads is the most that will run at once, which the workspace has tiles for: OpenMP's number
- * when it is first asked. A later change may lower the number that run, thread_count, not raise it. */
+/* most_threads is the most that will run at once, which the workspace has tiles for: OpenMP's
+ * number when first asked. A later change may lower the number that run, thread_count, not raise
+ * it. */
 #ifdef _OPENMP
 static int most_threads(void) {
     static _Atomic int most;
@@ -87,7 +88,7 @@ static void pack_columns(real *tile, const real *x, size_t token, size_t rows, s
     }
 }
 
-/* --- forward -------------------------------------------------------------------------------- */
+/* --- forward --- */
 
 /* One thread's tiles. Scores lie transposed, keys by queries: see online_softmax.h. */
 typedef struct {
@@ -173,7 +174,7 @@ void LAYER(flash_v1_forward)(const Attention *p, const AttentionTensors *x, void
     }
 }
 
-/* --- backward ------------------------------------------------------------------------------- */
+/* --- backward --- */
 
 /* One thread's tiles. */
 typedef struct {

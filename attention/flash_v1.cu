@@ -118,7 +118,7 @@ __device__ __forceinline__ void store_rows(const AttentionView &view, size_t b, 
 /* --- forward -------------------------------------------------------------------------------- */
 
 template <int D>
-__global__ __launch_bounds__(THREADS) void forward_kernel(const Attention p,
+__global__ __launch_bounds__(THREADS, D <= 128 ? 2 : 1) void forward_kernel(const Attention p,
                                                           const AttentionTensors x, size_t tiles,
                                                           bool aligned) {
     __shared__ Shared shared;
@@ -222,7 +222,7 @@ __device__ __forceinline__ void score_gradient(float &s, float &dp, bool seen, f
 
 /* dK and dV of one tile of keys. Everything is transposed: keys are rows, queries columns. */
 template <int D>
-__global__ __launch_bounds__(THREADS) void backward_keys_kernel(const Attention p,
+__global__ __launch_bounds__(THREADS, D <= 64 ? 2 : 1) void backward_keys_kernel(const Attention p,
                                                                 const AttentionTensors x,
                                                                 const AttentionGradients g,
                                                                 const float *delta, size_t tiles,
@@ -270,7 +270,7 @@ __global__ __launch_bounds__(THREADS) void backward_keys_kernel(const Attention 
 
 /* dQ of one tile of queries. */
 template <int D>
-__global__ __launch_bounds__(THREADS) void backward_queries_kernel(const Attention p,
+__global__ __launch_bounds__(THREADS, D <= 64 ? 2 : 1) void backward_queries_kernel(const Attention p,
                                                                    const AttentionTensors x,
                                                                    const AttentionGradients g,
                                                                    const float *delta, size_t tiles,
@@ -282,11 +282,7 @@ __global__ __launch_bounds__(THREADS) void backward_queries_kernel(const Attenti
     const size_t keys = keys_seen(p.mask, min(i0 + TILE, p.TQ) - 1, p.TQ, p.TK);
     const Rows q = tile_rows(x.q, b, h, i0, p.TQ, p.HS, aligned);
     const Rows dout = tile_rows(g.dout, b, h, i0, p.TQ, p.HS, aligned);
-    Query query[EACH];
     Wide<D> dq = {};
-#pragma unroll
-    for (int r = 0; r < EACH; r++)
-        query[r] = load_query(p, (const float *)x.lse, delta, bh, i0 + thread_y() + SIDE * r);
 
     for (size_t j0 = 0; j0 < keys; j0 += TILE) {
         const Rows k = tile_rows(x.k, b, kv, j0, p.TK, p.HS, aligned);
@@ -298,12 +294,13 @@ __global__ __launch_bounds__(THREADS) void backward_queries_kernel(const Attenti
 #pragma unroll
         for (int r = 0; r < EACH; r++) {
             const size_t i = i0 + thread_y() + SIDE * r;
+            const Query query = load_query(p, (const float *)x.lse, delta, bh, i);
             const int seen = cut ? tile_keys_seen(p, i, j0) : TILE;
             float factor[EACH] = {1.0f, 1.0f, 1.0f, 1.0f};
             if (p.dropout.probability > 0.0f) dropout_factors(factor, p, bh, i, j0 + thread_x());
 #pragma unroll
             for (int c = 0; c < EACH; c++)
-                score_gradient(s[r][c], dp[r][c], thread_x() + SIDE * c < seen, factor[c], query[r],
+                score_gradient(s[r][c], dp[r][c], thread_x() + SIDE * c < seen, factor[c], query,
                                p.scale);
         }
         store_tile(shared, dp);

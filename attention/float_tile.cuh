@@ -75,7 +75,7 @@ static __device__ __forceinline__ void load_slice(Slice<COLUMNS> &slice, const R
 static __device__ __forceinline__ void multiply_slices(float (&sum)[EACH][EACH],
                                                        const Slice<DEPTH> &a,
                                                        const Slice<DEPTH> &b) {
-#pragma unroll 2
+#pragma unroll 1
     for (int k = 0; k < DEPTH; k += 4) {
         float u[EACH][4], v[EACH][4];
 #pragma unroll
@@ -131,7 +131,7 @@ static __device__ __forceinline__ void multiply_tile(Wide<D> &sum, const Rows &b
         __syncthreads();
         load_slice(slice, b, part * WIDTH);
         __syncthreads();
-#pragma unroll 2
+#pragma unroll 1
         for (int k = 0; k < TILE; k += 4) {
             float u[EACH][4];
 #pragma unroll

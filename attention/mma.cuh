@@ -1,16 +1,16 @@
 /* The instructions of the sm_80 tensor-core path (PTX ISA, "Warp-level matrix instructions" and
  * "Asynchronous copy"), one function each.
  *
- * Lane l of a warp holds of a 16×8 accumulator (m16n8k16) the elements e = 2i + c, i, c in {0,1}: row
- * l/4 + 8i, column 2(l%4) + c. A packed pair has the lower column in the low half. exp2_approx is
- * ex2.approx.ftz: 2 ulp, exp2(-inf) = 0. */
+ * Lane l of a warp holds of a 16×8 accumulator (m16n8k16) the elements e = 2i + c, i, c in {0,1}:
+ * row l/4 + 8i, column 2(l%4) + c. A packed pair has the lower column in the low half. exp2_approx
+ * is ex2.approx.ftz: 2 ulp, exp2(-inf) = 0. */
 #ifndef ATTENTION_MMA_CUH
 #define ATTENTION_MMA_CUH
 
 #include <stdint.h>
 
-/* x, in a way that the compiler does not see through: what a loop computes from it is computed there
- * each time, where it would else be kept in registers that the matrix products need. */
+/* x, in a way that the compiler does not see through: what a loop computes from it is computed
+ * there each time, where it would else be kept in registers that the matrix products need. */
 __device__ __forceinline__ int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -20,8 +20,8 @@ __device__ __forceinline__ uint32_t shared_address(const void *shared) {
     return (uint32_t)__cvta_generic_to_shared(shared);
 }
 
-/* Copies the first `bytes` (0 … 16) of 16 aligned bytes and fills the rest with zeros; with 0, global
- * memory is not touched. */
+/* Copies the first `bytes` (0 … 16) of 16 aligned bytes and fills the rest with zeros; with 0,
+ * global memory is not touched. */
 __device__ __forceinline__ void copy_async_16(uint32_t target, const void *source, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(target), "l"(source),
                  "r"(bytes)

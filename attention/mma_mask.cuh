@@ -1,9 +1,9 @@
 /* Which scores of a tile exist, and which are dropped.
  *
  * Key j exists for query i if j < TK and j <= i + diagonal. Causal, aligned at the bottom right, is
- * diagonal = TK - TQ; a full mask is a diagonal beyond every key, so one kernel serves both and only
- * the tiles that the diagonal or the last key cuts pay for masking. Scores that do not exist become
- * -inf.
+ * diagonal = TK - TQ; a full mask is a diagonal beyond every key, so one kernel serves both and
+ * only the tiles that the diagonal or the last key cuts pay for masking. Scores that do not exist
+ * become -inf.
  *
  * "Transposed" accumulators hold Sᵀ: keys are rows and queries columns. */
 #ifndef ATTENTION_MMA_MASK_CUH
@@ -43,7 +43,8 @@ struct Mask {
     }
 
     template <int M, int N>
-    __device__ __forceinline__ void apply_transposed(float (&scores)[M][N][4], int j0, int i0) const {
+    __device__ __forceinline__ void apply_transposed(float (&scores)[M][N][4], int j0,
+                                                     int i0) const {
         const int lane = opaque(threadIdx.x) % 32;
 #pragma unroll
         for (int m = 0; m < M; m++)
@@ -88,11 +89,13 @@ struct DropoutRule {
                 const Philox draw = dropout_attention_draw(key, bh, i0 + 16 * m + 8 * i + lane / 4,
                                                            j0 + 2 * (lane % 4));
 #pragma unroll
-                for (int n = 0; n < N; n++)
+                for (int n = 0; n < N; n++) {
+                    const uint32_t bytes = word(draw, first / 2 + n / 2) >> (16 * (n % 2));
 #pragma unroll
                     for (int c = 0; c < 2; c++)
-                        if ((word(draw, first / 2 + n / 2) >> (16 * (n % 2) + 8 * c) & 255) < threshold)
+                        if ((bytes >> (8 * c) & 255) < threshold)
                             drop(m, n, 2 * i + c);
+                }
             }
     }
 
@@ -108,11 +111,13 @@ struct DropoutRule {
                 const Philox draw =
                     dropout_attention_draw(key, bh, i0 + 8 * n + 2 * (lane % 4) + c, j0 + lane / 4);
 #pragma unroll
-                for (int m = 0; m < M; m++)
+                for (int m = 0; m < M; m++) {
+                    const uint32_t bytes = word(draw, first / 2 + m) >> (8 * parity);
 #pragma unroll
                     for (int i = 0; i < 2; i++)
-                        if ((word(draw, first / 2 + m) >> (16 * i + 8 * parity) & 255) < threshold)
+                        if ((bytes >> (16 * i) & 255) < threshold)
                             drop(m, n, 2 * i + c);
+                }
             }
     }
 };

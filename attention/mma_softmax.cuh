@@ -1,10 +1,10 @@
 /* Online softmax (Milakov and Gimelshein 2018) on tensor-core accumulators.
  *
- * Over the tiles of one row: m = max so far, ℓ = Σ exp(s - m), O = Σ exp(s - m) v. A tile that raises
- * m from m' multiplies ℓ and O by exp(m' - m). O is divided by ℓ once, after the last tile (Dao 2023).
- * With c = scale · log2 e > 0, exp(scale · (s - m)) = exp2(c·s - c·m): one fused multiply-add and one
- * ex2 per score, and m is kept unscaled. ℓ is summed per lane and over the row's four lanes only at
- * the end. */
+ * Over the tiles of one row: m = max so far, ℓ = Σ exp(s - m), O = Σ exp(s - m) v. A tile that
+ * raises m from m' multiplies ℓ and O by exp(m' - m). O is divided by ℓ once, after the last tile
+ * (Dao 2023). With c = scale · log2 e > 0, exp(scale · (s - m)) = exp2(c·s - c·m): one fused
+ * multiply-add and one ex2 per score, and m is kept unscaled. ℓ is summed per lane and over the
+ * row's four lanes only at the end. */
 #ifndef ATTENTION_MMA_SOFTMAX_CUH
 #define ATTENTION_MMA_SOFTMAX_CUH
 
@@ -27,7 +27,8 @@ struct OnlineSoftmax {
 
     /* scores become exp(scale · (s - m)); O is brought to the new m. */
     template <int N, int NO>
-    __device__ __forceinline__ void step(float (&scores)[M][N][4], float (&out)[M][NO][4], float c) {
+    __device__ __forceinline__ void step(float (&scores)[M][N][4], float (&out)[M][NO][4],
+                                         float c) {
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
@@ -58,8 +59,8 @@ struct OnlineSoftmax {
             }
     }
 
-    /* After the last tile: the factor that normalises O, and LSE in natural logarithms. A row without
-     * keys gets 0 and -inf. */
+    /* After the last tile: the factor that normalises O, and LSE in natural logarithms. A row
+     * without keys gets 0 and -inf. */
     __device__ __forceinline__ void finish(float (&factor)[M][2], float (&lse)[M][2], float c) {
         const float LN2 = 0.693147181f;
 #pragma unroll

@@ -3,13 +3,15 @@
  *   multiply_transposed   acc += A · Bᵀ    B's rows are rows of a tile:      S = Q Kᵀ,  dP = dO Vᵀ
  *   multiply              acc += A · B     B's rows are the summed index:    O = P V,   dQ = dS K
  *
- * A warp multiplies 16·M rows. A is either held in registers (Fragments) or read from a tile at each
- * use (TileRows); B always comes from a tile, so M = 2 halves the shared memory traffic per product.
+ * A warp multiplies 16·M rows. A is either held in registers (Fragments) or read from a tile at
+ * each use (TileRows); B always comes from a tile, so M = 2 halves the shared memory traffic per
+ * product.
  *
- * A tile row is D bf16 = D/8 chunks of 16 bytes. Chunk c of row r is stored at place c ^ swizzle(r),
- * so that the 8 rows of a matrix that ldmatrix reads at one column fall into 8 different groups of 4
- * banks. Rows of 128·n bytes start at the same bank: 8 chunks are permuted by r % 8. Rows of 64 bytes
- * (odd multiples: D = 32, 96) start at two places: 4 chunks are permuted by (r / 2) % 4. */
+ * A tile row is D bf16 = D/8 chunks of 16 bytes. Chunk c of row r is stored at place c ^
+ * swizzle(r), so that the 8 rows of a matrix that ldmatrix reads at one column fall into 8
+ * different groups of 4 banks. Rows of 128·n bytes start at the same bank: 8 chunks are permuted by
+ * r % 8. Rows of 64 bytes (odd multiples: D = 32, 96) start at two places: 4 chunks are permuted by
+ * (r / 2) % 4. */
 #ifndef ATTENTION_MMA_TILE_CUH
 #define ATTENTION_MMA_TILE_CUH
 
@@ -35,8 +37,9 @@ struct Tile {
         return base + ROW_BYTES * row + 16 * (c ^ swizzle);
     }
 
-    /* This lane's ldmatrix address for the 16×16 block at (0,0). The four matrices come in the order
-     * (row, column) = (0,0) (8,0) (0,8) (8,8): A of S = Q Kᵀ, and with .trans B of O = P V. */
+    /* This lane's ldmatrix address for the 16×16 block at (0,0). The four matrices come in the
+     * order (row, column) = (0,0) (8,0) (0,8) (8,8): A of S = Q Kᵀ, and with .trans B of O = P
+     * V. */
     __device__ __forceinline__ uint32_t lane_rows_first() const {
         const int lane = opaque(threadIdx.x) % 32;
         return chunk(lane % 16, lane / 16);
@@ -107,8 +110,9 @@ __device__ __forceinline__ void load_tile(Tile<D> tile, const bf16 *matrix, size
         for (int r = 0; r < ROWS; r += STEP)
 #pragma unroll 1
             for (int d = 0; d < D; d += 8 * GROUP)
-                store_shared_16(target + (r * D + d) * 2,
-                                load_chunk(source + r * stride + d, r < rows ? columns - d : 0, false));
+                store_shared_16(
+                    target + (r * D + d) * 2,
+                    load_chunk(source + r * stride + d, r < rows ? columns - d : 0, false));
     }
 }
 

@@ -36,11 +36,12 @@ static inline void online_softmax_start(OnlineSoftmax *state) {
     }
 }
 
-/* tile (keys, SOFTMAX_QUERIES): Q Kᵀ in, p_j / ℓ' out. The scores are scale · Q Kᵀ; scaling Q instead
- * would round differently from the scores that the backward recomputes, and exp of the difference to
- * LSE shows it when scores are large. Queries are contiguous, so that maxima, sums and exponentials
- * of 64 queries are plain vector code without a reduction across lanes. */
-static inline void online_softmax_update(OnlineSoftmax *state, real *tile, size_t keys, real scale) {
+/* tile (keys, SOFTMAX_QUERIES): (Q Kᵀ)ᵀ in, p_j / ℓ' out. The scores are scale · Q Kᵀ; scaling Q
+ * instead would round differently from the scores that the backward recomputes, and exp of their
+ * difference to LSE shows it when scores are large. Queries are contiguous, so that maxima, sums
+ * and exponentials of 64 queries are plain vector code without a reduction across lanes. */
+static inline void online_softmax_update(OnlineSoftmax *state, real *tile, size_t keys,
+                                         real scale) {
     real max[SOFTMAX_QUERIES], sum[SOFTMAX_QUERIES], inverse[SOFTMAX_QUERIES];
     for (int q = 0; q < SOFTMAX_QUERIES; q++) max[q] = state->max[q];
     for (size_t j = 0; j < keys; j++) {

@@ -1,10 +1,10 @@
 /* Cross-entropy on CUDA: one block a row, in base 2 and with an online sum.
  *
  * With z = x log2(e), the first pass keeps for each thread the largest z so far, m, and
- * s = Σ 2^(z - m), scaled down when m grows (Milakov, Gimelshein, "Online normalizer calculation for
- * softmax", 2018); the block's (m, s) give loss = ln2 (m + log2 s - z[target]). The backward then
- * reads the row again, from cache (GPT-2's row is 98 KiB in bf16), and writes the gradient over it:
- * the logits cross the memory once each way, and no row is too long.
+ * s = Σ 2^(z - m), scaled down when m grows (Milakov, Gimelshein, "Online normalizer calculation
+ * for softmax", 2018); the block's (m, s) give loss = ln2 (m + log2 s - z[target]). The backward
+ * then reads the row again, from cache (GPT-2's row is 98 KiB in bf16), and writes the gradient
+ * over it: the logits cross the memory once each way, and no row is too long.
  *
  * exponential2 is the approximate instruction: relative error 2^-22, results below 2^-126 flushed
  * to 0, which is nothing beside the 1 that the largest logit adds to s. */
@@ -85,8 +85,7 @@ __global__ __launch_bounds__(THREADS) void forward_kernel(float *losses, const r
     const real *row = logits + blockIdx.x * Vp;
     const int32_t target = targets[blockIdx.x];
     float loss = 0.0f;
-    if (target >= 0)
-        loss = loss_of(normalize<W, THREADS>(row, V), to_float(row[target]));
+    if (target >= 0) loss = loss_of(normalize<W, THREADS>(row, V), to_float(row[target]));
     if (threadIdx.x == 0) losses[blockIdx.x] = loss;
 }
 
@@ -135,21 +134,18 @@ __global__ __launch_bounds__(THREADS, 1024 / THREADS) void backward_kernel(
 
 /* Threads by the length of the row: characters need few, words many. */
 constexpr int FEW = 128, MANY = 512;
-
-bool is_short(size_t V) { return V <= 4096; }
+constexpr size_t SHORT = 4096;
 
 } // namespace
 
 void LAYER(cross_entropy_forward)(void *losses, const void *logits, const int32_t *targets,
                                   size_t N, size_t V, size_t Vp, Device *device) {
     if (N == 0) return;
-    auto *kernel =
-        vectorisable(Vp, {logits})
-            ? (is_short(V) ? forward_kernel<VECTOR, FEW>
-                           : forward_kernel<VECTOR, MANY>)
-            : (is_short(V) ? forward_kernel<1, FEW>
-                           : forward_kernel<1, MANY>);
-    kernel<<<blocks_for(N, 1), is_short(V) ? FEW : MANY, 0, stream_of(device)>>>(
+    const bool few = V <= SHORT;
+    auto *kernel = vectorisable(Vp, {logits})
+                       ? (few ? forward_kernel<VECTOR, FEW> : forward_kernel<VECTOR, MANY>)
+                       : (few ? forward_kernel<1, FEW> : forward_kernel<1, MANY>);
+    kernel<<<blocks_for(N, 1), few ? FEW : MANY, 0, stream_of(device)>>>(
         (float *)losses, (const real *)logits, targets, V, Vp);
     LAUNCH_CHECK();
 }
@@ -157,13 +153,11 @@ void LAYER(cross_entropy_forward)(void *losses, const void *logits, const int32_
 void LAYER(cross_entropy_backward)(void *losses, void *logits, const int32_t *targets, float dloss,
                                    size_t N, size_t V, size_t Vp, Device *device) {
     if (N == 0) return;
-    auto *kernel =
-        vectorisable(Vp, {logits})
-            ? (is_short(V) ? backward_kernel<VECTOR, FEW>
-                           : backward_kernel<VECTOR, MANY>)
-            : (is_short(V) ? backward_kernel<1, FEW>
-                           : backward_kernel<1, MANY>);
-    kernel<<<blocks_for(N, 1), is_short(V) ? FEW : MANY, 0, stream_of(device)>>>(
+    const bool few = V <= SHORT;
+    auto *kernel = vectorisable(Vp, {logits})
+                       ? (few ? backward_kernel<VECTOR, FEW> : backward_kernel<VECTOR, MANY>)
+                       : (few ? backward_kernel<1, FEW> : backward_kernel<1, MANY>);
+    kernel<<<blocks_for(N, 1), few ? FEW : MANY, 0, stream_of(device)>>>(
         (float *)losses, (real *)logits, targets, dloss, V, Vp);
     LAUNCH_CHECK();
 }

@@ -1,5 +1,5 @@
-/* Dropout on CUDA. A thread takes 16 bytes, a half or a quarter of the elements that one draw of the
- * generator decides; drawing again for each part is cheaper than anything that shares it. */
+/* Dropout on CUDA. A thread takes 16 bytes: a half or a quarter of the elements that one draw of
+ * the generator decides, and each part draws again, for the memory is what takes the time. */
 #include "layers/dropout.h"
 
 #include "layers/cuda_common.cuh"

@@ -2,9 +2,11 @@
  *
  * (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)) =: s, so gelu(x) = x s and, with u' = du/dx,
  * gelu'(x) = s + x s (1 - s) 2u'. This form keeps its relative accuracy where 1 + tanh(u) cancels,
- * and costs two special-function instructions. Approximate ones are used, __expf and __fdividef: the
- * result is within 3e-6 relative for |x| <= 5 (the rounding of __expf's argument, which grows with
- * it), well inside fp32's use for checking. tanh.approx would be off by 5e-4, visible even in bf16. */
+ * and costs two special-function instructions.
+ *
+ * They are the approximate ones, __expf and __fdividef: gelu is within 5e-6 relative for |x| <= 5
+ * (the rounding of __expf's argument, which grows with it), well inside what fp32 is used to check.
+ * tanh.approx would be off by 5e-4, visible even in bf16. */
 #include "layers/gelu.h"
 
 #include "layers/cuda_common.cuh"

@@ -6,13 +6,13 @@
  *   g = dout weight, dx = dresidual + rstd (g - Σg / C - x̂ Σ(g x̂) / C)
  *   dweight += Σ over rows dout x̂, dbias += Σ over rows dout
  *
- * The team is a warp, up to 1024 columns, or a block of four, up to 4096. Longer rows, and rows that
- * do not start on 16-byte boundaries, take kernels with one element an access that read a row again
- * from cache for each pass.
+ * The team is a warp, up to 1024 columns, or a block of four, up to 4096. Longer rows, and rows
+ * that do not start on 16-byte boundaries, take kernels with one element an access that read a row
+ * again from cache for each pass.
  *
- * In the backward a thread meets the same columns in every row of its team and sums their dweight and
- * dbias in registers; a block adds its teams' sums in turn, and a second kernel adds the blocks' in
- * a fixed order, so equal inputs give equal bits. */
+ * In the backward a thread meets the same columns in every row of its team and sums their dweight
+ * and dbias in registers; a block adds its teams' sums in turn, and add_partials the blocks' in a
+ * fixed order, so equal inputs give equal bits. */
 #include "layers/layernorm.h"
 
 #include <algorithm>
@@ -172,7 +172,8 @@ __global__ __launch_bounds__(BLOCK, backward_blocks(VECTORS)) void backward_kern
     uint4 packed_weight[VECTORS];
     load_row<TEAM>(packed_weight, weight, C);
 
-    for (size_t row = (size_t)blockIdx.x * TEAMS + team; row < N; row += (size_t)gridDim.x * TEAMS) {
+    const size_t stride = (size_t)gridDim.x * TEAMS;
+    for (size_t row = (size_t)blockIdx.x * TEAMS + team; row < N; row += stride) {
         uint4 packed_dout[VECTORS], packed_x[VECTORS], packed_dresidual[VECTORS] = {};
         load_row<TEAM>(packed_dout, dout + row * C, C);
         load_row<TEAM>(packed_x, x + row * C, C);
@@ -322,7 +323,8 @@ void LAYER(layernorm_backward)(void *dx, void *dweight, void *dbias, const void 
     float *dweight_sums, *dbias_sums; /* (blocks,C) */
     size_t blocks;
     const auto plan = [&](int resident, size_t rows_at_once) {
-        blocks = std::min({fitting, (size_t)device->processors * resident, div_up(N, rows_at_once)});
+        const size_t on_device = (size_t)device->processors * resident;
+        blocks = std::min({fitting, on_device, div_up(N, rows_at_once)});
         dweight_sums = (float *)scratch_of(device, 2 * blocks * C * sizeof(float));
         dbias_sums = dweight_sums + blocks * C;
     };

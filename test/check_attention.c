@@ -6,11 +6,11 @@
  * --attention every family that runs here is checked. Prints a line for each quantity; exits with 1
  * if any is off.
  *
- * Tolerances. fp32 rounds each value to 6e-8 and sums of a few hundred lose about two digits: 1e-5 on
- * the CPU, 1e-4 on CUDA, whose exponentials are approximate to a few ulp of scores that reach 80. bf16
- * rounds P and dS to 4e-3, and differences of such numbers lose a digit: 5e-2; beyond that a flash
- * family may err twice as much as the naive one on the same case, plus 4e-3 for the rounding of the
- * result, which chance can make exact in the naive family. */
+ * Tolerances. fp32 rounds each value to 6e-8 and sums of a few hundred lose about two digits: 1e-5
+ * on the CPU, 1e-4 on CUDA, whose exponentials are approximate to a few ulp of scores that
+ * reach 80. bf16 rounds P and dS to 4e-3, and differences of such numbers lose a digit: 5e-2;
+ * beyond that a flash family may err twice as much as the naive one on the same case, plus 4e-3 for
+ * the rounding of the result, which chance can make exact in the naive family. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,16 +69,17 @@ static float *read_tensor(const Safetensors *file, const char *name, const char 
 }
 
 static Case read_case(const Safetensors *file, const char *name, const size_t shape[4]) {
-    Case c = {.name = name,
-              .problem = {.B = shape[0],
-                          .NH = shape[1],
-                          .TQ = shape[2],
-                          .TK = shape[2],
-                          .HS = shape[3],
-                          .mask = strncmp(name, "causal", 6) == 0 ? ATTENTION_CAUSAL
-                                                                  : ATTENTION_FULL}};
+    Case c = {
+        .name = name,
+        .problem = {.B = shape[0],
+                    .NH = shape[1],
+                    .TQ = shape[2],
+                    .TK = shape[2],
+                    .HS = shape[3],
+                    .mask = strncmp(name, "causal", 6) == 0 ? ATTENTION_CAUSAL : ATTENTION_FULL}};
     const size_t rows = shape[0] * shape[1] * shape[2];
-    for (int i = 0; i < INPUTS; i++) c.inputs[i] = read_tensor(file, name, input_names[i], shape, 4);
+    for (int i = 0; i < INPUTS; i++)
+        c.inputs[i] = read_tensor(file, name, input_names[i], shape, 4);
     for (int i = 0; i < OUTPUTS; i++) {
         c.elements[i] = i == LSE ? rows : rows * shape[3];
         c.expected[i] = read_tensor(file, name, output_names[i], shape, i == LSE ? 3 : 4);
@@ -110,7 +111,8 @@ static void measure(Device *device, const Case *c, const Attention *problem, dou
     }
     for (int i = 0; i < OUTPUTS; i++) out[i] = device_memory_or_die(device, n * sizeof(float));
     size_t bytes = attention_forward_workspace(problem);
-    if (attention_backward_workspace(problem) > bytes) bytes = attention_backward_workspace(problem);
+    if (attention_backward_workspace(problem) > bytes)
+        bytes = attention_backward_workspace(problem);
     void *workspace = device_memory_or_die(device, bytes);
 
     /* (B,NH,T,HS), read in place. */
@@ -118,8 +120,7 @@ static void measure(Device *device, const Case *c, const Attention *problem, dou
                           .token = problem->HS,
                           .head = problem->TQ * problem->HS};
 #define VIEW(memory) ((AttentionView){memory, view.batch, view.token, view.head})
-    AttentionTensors tensors = {VIEW(in[0]), VIEW(in[1]), VIEW(in[2]), VIEW(out[O]),
-                                out[LSE]};
+    AttentionTensors tensors = {VIEW(in[0]), VIEW(in[1]), VIEW(in[2]), VIEW(out[O]), out[LSE]};
     AttentionGradients gradients = {VIEW(in[3]), VIEW(out[DQ]), VIEW(out[DK]), VIEW(out[DV])};
 #undef VIEW
     const char *wrong = attention_forward(problem, &tensors, workspace, device->stream);
@@ -174,15 +175,17 @@ int main(int argc, char **argv) {
     if (!file) die(error_message());
 
     bool pass = true;
-    size_t checked = 0;
+    size_t cases = 0, checked = 0;
     for (size_t i = 0; i < safetensors_count(file); i++) {
         const SafetensorsTensor *q = safetensors_at(file, i);
         char name[256];
         size_t length = strlen(q->name);
-        if (length < 3 || length >= sizeof name || strcmp(q->name + length - 2, ".q") != 0) continue;
+        if (length < 3 || length >= sizeof name || strcmp(q->name + length - 2, ".q") != 0)
+            continue;
         if (q->rank != 4) die("a tensor CASE.q is not of shape (B,NH,T,HS)");
         snprintf(name, sizeof name, "%.*s", (int)length - 2, q->name);
         Case c = read_case(file, name, q->shape);
+        cases++;
         c.problem.device = device->type;
         c.problem.type = bf16 ? TYPE_BF16 : TYPE_F32;
         for (int family = ATTENTION_AUTO + 1; family < ATTENTION_FAMILIES; family++) {
@@ -197,7 +200,7 @@ int main(int argc, char **argv) {
         }
         free_case(&c);
     }
-    if (checked == 0) die("nothing to check: no CASE.q in the file, or no family takes the cases");
+    if (checked == 0) die(cases ? error_message() : "the file has no cases: no tensor CASE.q");
     printf("%s: %zu cases and families, %s\n", argv[1], checked,
            pass ? "all within tolerance" : "FAILED");
     safetensors_close(file);

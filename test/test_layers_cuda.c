@@ -1,10 +1,10 @@
 /* Every layer on CUDA, in fp32 and bf16, against its CPU twin in double on the same inputs.
  *
- * A case makes its tensors once for each of three sides: the CPU in double, CUDA, and CUDA again. The
- * layer is called for all sides; then check() holds CUDA against the CPU, and both CUDA runs must
- * have written the same bits and nothing outside their tensors. Inputs are rounded to the type under
- * test first, so that both devices start from equal numbers. Outputs start as NaN, so what a kernel
- * leaves unwritten fails; accumulators start at numbers, so `=` for `+=` fails. */
+ * A case makes its tensors once for each of three sides: the CPU in double, CUDA, and CUDA again.
+ * The layer is called for all sides; then check() holds CUDA against the CPU, and both CUDA runs
+ * must have written the same bits and nothing outside their tensors. Inputs are rounded to the type
+ * under test first, so that both devices start from equal numbers. Outputs start as NaN, so what a
+ * kernel leaves unwritten fails; accumulators start at numbers, so `=` for `+=` fails. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -158,8 +158,7 @@ static void record(const char *name, double error, double tolerance) {
         *worst = (Worst){.tolerance = tolerance, .error = -1};
         memcpy(worst->name, full, sizeof full);
     }
-    if (error / tolerance <= worst->error / worst->tolerance) return; /* a NaN is kept below */
-    if (worst->error != worst->error) return;
+    if (isnan(worst->error) || error / tolerance <= worst->error / worst->tolerance) return;
     worst->error = error;
     worst->tolerance = tolerance;
     memcpy(worst->where, t.shape, sizeof t.shape);
@@ -180,7 +179,7 @@ static void check_each(const Tensor *tensor, double relative, double absolute) {
     for (size_t i = 0; i < tensor->n; i++) {
         double difference = fabs(cuda[i] - cpu[i]);
         double fraction = difference == 0 ? 0 : difference / (relative * fabs(cpu[i]) + absolute);
-        if (!(fraction <= worst) && worst == worst) worst = fraction;
+        if (!(fraction <= worst) && !isnan(worst)) worst = fraction;
     }
     record(tensor->name, worst, 1);
     free(cuda);
@@ -246,15 +245,15 @@ static void finish(void) {
     assert_true(passed);
 }
 
-/* Tolerances. Float arithmetic on some thousand terms loses up to 1e-5 of the result, mostly far less.
- * A tensor of bf16 adds one rounding, at most 2^-9 of each element and so of the norm. */
+/* Tolerances. Float arithmetic on some thousand terms loses up to 1e-5 of the result, mostly less.
+ * A tensor of bf16 adds one rounding, at most 2^-8 of each element and so of the norm. */
 static const double ARITHMETIC = 1e-5;
-static double rounded(void) { return (t.type == TYPE_BF16 ? 0x1p-9 : 0) + ARITHMETIC; }
+static double rounded(void) { return (t.type == TYPE_BF16 ? 0x1p-8 : 0) + ARITHMETIC; }
 /* Tensor cores truncate as they add, which costs more than rounding does. */
 static double matmul(void) { return t.type == TYPE_BF16 ? 1e-4 : ARITHMETIC; }
-static double matmul_rounded(void) { return (t.type == TYPE_BF16 ? 0x1p-9 : 0) + matmul(); }
+static double matmul_rounded(void) { return (t.type == TYPE_BF16 ? 0x1p-8 : 0) + matmul(); }
 /* GELU or its derivative may be applied to a product that was rounded to bf16 before. */
-static double matmul_rounded_twice(void) { return (t.type == TYPE_BF16 ? 0x1p-8 : 0) + matmul(); }
+static double matmul_rounded_twice(void) { return (t.type == TYPE_BF16 ? 0x1p-7 : 0) + matmul(); }
 
 static const size_t rows[] = {1, 17, 113, 257, 1023};
 static const size_t widths[] = {1, 7, 48, 65, 384, 768, 1600};
@@ -264,8 +263,8 @@ static const Dropout no_dropout = {0, 0}, dropout_tenth = {0.1f, 0x123456789abcd
 
 static void layernorm_case(size_t N, size_t C, float mean_of_x) {
     begin("layernorm", "N=%zu C=%zu mean %g", N, C, mean_of_x);
-    Tensor *x = normal("x", N * C, t.type, mean_of_x, 2), *weight = normal("weight", C, t.type, 1, .3f);
-    Tensor *bias = normal("bias", C, t.type, 0, .3f), *out = output("out", N * C, t.type);
+    Tensor *x = normal("x", N * C, t.type, mean_of_x, 2), *out = output("out", N * C, t.type);
+    Tensor *weight = normal("weight", C, t.type, 1, .3f), *bias = normal("bias", C, t.type, 0, .3f);
     Tensor *mean = output("mean", N, TYPE_F32), *rstd = output("rstd", N, TYPE_F32);
     FOR_SIDES(s)
         t.layers[s]->layernorm_forward(at(out, s), at(mean, s), at(rstd, s), at(x, s),
@@ -278,7 +277,8 @@ static void layernorm_case(size_t N, size_t C, float mean_of_x) {
 
     Tensor *dout = normal("dout", N * C, t.type, .1f, 1), *dx = output("dx", N * C, t.type);
     Tensor *dresidual = normal("dx on dresidual", N * C, t.type, 0, 1);
-    Tensor *dweight = normal("dweight", C, TYPE_F32, 0, 1), *dbias = normal("dbias", C, TYPE_F32, 0, 1);
+    Tensor *dweight = normal("dweight", C, TYPE_F32, 0, 1);
+    Tensor *dbias = normal("dbias", C, TYPE_F32, 0, 1);
     adopt(mean);
     adopt(rstd);
     FOR_SIDES(s) {
@@ -300,7 +300,10 @@ typedef enum { RESIDUAL_APART, RESIDUAL_IS_X, RESIDUAL_IS_BRANCH } Alias;
 
 static void residual_layernorm_case(size_t N, size_t C, Dropout dropout, Alias alias) {
     begin("residual_layernorm", "N=%zu C=%zu p=%g alias %d", N, C, dropout.probability, alias);
-    Tensor *x = normal("x", N * C, t.type, .5f, 2), *branch = normal("branch", N * C, t.type, 0, 1);
+    const char *const on_x = alias == RESIDUAL_IS_X ? "residual on x" : "x";
+    const char *const on_branch = alias == RESIDUAL_IS_BRANCH ? "residual on branch" : "branch";
+    Tensor *x = normal(on_x, N * C, t.type, .5f, 2);
+    Tensor *branch = normal(on_branch, N * C, t.type, 0, 1);
     Tensor *weight = normal("weight", C, t.type, 1, .3f), *bias = normal("bias", C, t.type, 0, .3f);
     Tensor *out = output("out", N * C, t.type);
     Tensor *residual = alias == RESIDUAL_IS_X        ? x
@@ -411,7 +414,7 @@ static void linear(void **state) {
             linear_case(rows[i], shapes[j][0], shapes[j][1], WEIGHT_OUT_IN);
         }
     linear_case(MAX_N, 384, 384, WEIGHT_IN_OUT);
-    linear_case(17, 768, 50304, WEIGHT_OUT_IN);
+    linear_case(17, 128, 50304, WEIGHT_OUT_IN);
     finish();
 }
 
@@ -432,7 +435,7 @@ static void gelu_case(size_t n) {
     end();
 }
 
-/* Where exponentials and cubes overflow; each element is held, for the largest would hide the rest. */
+/* Where exponentials and cubes overflow, element by element: the largest would hide the rest. */
 static void gelu_extremes(void) {
     begin("gelu extremes", "|x| up to 1e30");
     float x_values[] = {0, 1e-30f, -1e-30f, .1f, -.1f, -.75f, 3, -3, 5, -5, 9.9f, -9.9f, 10.1f,
@@ -487,8 +490,8 @@ static void dropout(void **state) {
 
 /* Cross-entropy. */
 
-/* (N,Vp) logits with `padding` in the columns from V on, and targets that include the last column and
- * rows to ignore. */
+/* (N,Vp) logits with `padding` in the columns from V on, and targets that include the last column
+ * and rows to ignore. */
 static Tensor *logits_and_targets(size_t N, size_t V, size_t Vp, float deviation, float padding,
                                   Tensor **targets) {
     float *values = malloc(N * Vp * sizeof(float));
@@ -506,7 +509,8 @@ static Tensor *logits_and_targets(size_t N, size_t V, size_t Vp, float deviation
 }
 
 static void cross_entropy_case(size_t N, size_t V, size_t Vp, float deviation, float padding) {
-    begin("cross_entropy", "N=%zu V=%zu Vp=%zu deviation %g padding %g", N, V, Vp, deviation, padding);
+    begin("cross_entropy", "N=%zu V=%zu Vp=%zu deviation %g padding %g", N, V, Vp, deviation,
+          padding);
     Tensor *targets, *logits = logits_and_targets(N, V, Vp, deviation, padding, &targets);
     Tensor *losses = output("losses", N, TYPE_F32), *same = output("losses again", N, TYPE_F32);
     const float dloss = .37f;
@@ -638,7 +642,7 @@ static void adamw_case(size_t chunks, AdamW adamw, float norm_value) {
         adopt(master);
         device_copy(t.devices[REFERENCE], at(params, REFERENCE), at(master, REFERENCE),
                     n * sizeof(double));
-        check_each(params, 0x1p-9, 0); /* master rounded, exactly */
+        check_each(params, 0x1p-8, 0); /* the master, rounded once */
     }
     end();
 }
@@ -647,12 +651,13 @@ static void adamw_case(size_t chunks, AdamW adamw, float norm_value) {
 static void adamw_keeps(float norm_value) {
     begin("adamw, bad step", "norm %g", norm_value);
     const size_t n = 2 * ADAMW_CHUNK;
-    Tensor *master = normal("master", n, TYPE_F32, 0, 1), *params = normal("params", n, t.type, 0, 1);
-    Tensor *m = normal("m", n, TYPE_F32, 0, 1), *v = normal("v", n, TYPE_F32, 2, .1f);
+    Tensor *master = normal("master", n, TYPE_F32, 0, 1), *m = normal("m", n, TYPE_F32, 0, 1);
+    Tensor *params = normal("params", n, t.type, 0, 1), *v = normal("v", n, TYPE_F32, 2, .1f);
     Tensor *grads = normal("grads", n, TYPE_F32, NAN, 1);
     Tensor *norm = given("norm", 1, TYPE_F32, &norm_value);
     Tensor *decay = integers("decay", 1, (const int32_t[]){0x0101});
-    const AdamW adamw = {.lr = .1f, .beta1 = .9f, .beta2 = .99f, .eps = 1e-8f, .clip = 1, .step = 3};
+    const AdamW adamw = {
+        .lr = .1f, .beta1 = .9f, .beta2 = .99f, .eps = 1e-8f, .clip = 1, .step = 3};
     for (Side s = FIRST; s <= AGAIN; s++)
         t.layers[s]->adamw_update(t.type == TYPE_BF16 ? at(params, s) : at(master, s),
                                   at(master, s), at(m, s), at(v, s), at(grads, s), at(decay, s),
@@ -736,8 +741,8 @@ static int close_devices(void **state) {
 
 int main(void) {
     static DataType fp32 = TYPE_F32, bf16 = TYPE_BF16;
-#define IN_BOTH_TYPES(test)                                                            \
-    {#test " on CUDA, fp32", test, NULL, NULL, &fp32},                                 \
+#define IN_BOTH_TYPES(test)                            \
+    {#test " on CUDA, fp32", test, NULL, NULL, &fp32}, \
         {#test " on CUDA, bf16", test, NULL, NULL, &bf16}
     const struct CMUnitTest tests[] = {
         IN_BOTH_TYPES(layernorm), IN_BOTH_TYPES(residual_layernorm), IN_BOTH_TYPES(linear),
