@@ -6,6 +6,10 @@
 
 #include "runtime/real.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef enum { MATMUL_PLAIN, MATMUL_TRANSPOSED } MatmulOrder;
 typedef enum { MATMUL_WRITE, MATMUL_ADD } MatmulMode;
 
@@ -15,5 +19,9 @@ typedef void Matmul(void *c, MatmulMode mode, const void *a, MatmulOrder a_order
                     MatmulOrder b_order, size_t M, size_t N, size_t K);
 
 extern Matmul matmul_cpu_f32, matmul_cpu_f64;
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

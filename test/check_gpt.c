@@ -174,6 +174,7 @@ static void judge_steps(Check *check, Gpt *model) {
         free(tokens);
         free(targets);
     }
+    check->yardstick = NULL;
     judge_tensors(check, model, GPT_PARAMETERS, "after3");
 }
 
