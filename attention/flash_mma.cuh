@@ -31,8 +31,8 @@ enum {
 struct FlashMma {
     AttentionView q, k, v, o;       /* as in AttentionTensors */
     float *lse;                     /* (B,NH,TQ) */
-    AttentionView dout, dq, dk, dv; /* as in AttentionGradients; from here to delta: backward only */
-    float *lse2;                    /* (B,NH,rows) LSE · log2 e; +inf if there is no key, or no row */
+    AttentionView dout, dq, dk, dv; /* as in AttentionGradients; to delta: backward only */
+    float *lse2;                    /* (B,NH,rows) LSE · log2 e; +inf if there is no key or row */
     float *delta;                   /* (B,NH,rows) D = Σ dO∘O; 0 if there is no row */
     int B, NH, NKV, TQ, HS;
     int rows;  /* TQ rounded up to ROW_PADDING */
