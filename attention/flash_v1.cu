@@ -45,7 +45,7 @@ size_t tiles_of(size_t n) { return divide_up(n, (size_t)TILE); }
 __device__ __forceinline__ Rows tile_rows(const AttentionView &view, size_t b, size_t h,
                                           size_t first, size_t T, size_t HS, bool aligned) {
     const int count = (int)min(T - first, (size_t)TILE);
-    return {head_row(view, b, first, h), view.token, count, (int)HS, aligned};
+    return {head_row(view, b, first, h), (int)view.token, count, (int)HS, aligned};
 }
 
 /* Keys first … first + 63 that query i sees: the first so many. None if there is no such query. */

@@ -40,8 +40,8 @@ static_assert(sizeof(Shared) <= 48 << 10, "static shared memory");
 /* Up to 64 rows of one head; rows and columns beyond those that exist count as zeros. */
 struct Rows {
     const real *data;
-    size_t token; /* elements from row to row */
-    int count;    /* rows from data on */
+    int token; /* elements from row to row */
+    int count; /* rows from data on */
     int columns;
     bool aligned; /* every row starts at a multiple of 16 bytes */
 };
@@ -57,7 +57,7 @@ static __device__ __forceinline__ void load_slice(Slice<COLUMNS> &slice, const R
     for (int chunk = threadIdx.x; chunk < TILE * COLUMNS / CHUNK; chunk += THREADS) {
         const int row = chunk / (COLUMNS / CHUNK), column = chunk % (COLUMNS / CHUNK) * CHUNK;
         const int left = row < rows.count ? rows.columns - first - column : 0;
-        const real *from = rows.data + row * rows.token + first + column;
+        const real *from = rows.data + (size_t)row * rows.token + first + column;
         float value[CHUNK];
         if (rows.aligned && left >= CHUNK) {
             load_some(value, from);

@@ -35,7 +35,7 @@ skip() { echo "[  SKIPPED ] $1 ($2)"; }
 
 # For what could hang: a limit on the wall time, far above what a loaded machine needs. It passes
 # signals on, so a process started with it in the background can be sent them by $!.
-limited='timeout --foreground -k 5 120'
+limited='timeout --foreground -k 30 120'
 
 # run ARGUMENT…: train_gpt, with its output in the files out and err, which are shown if it fails.
 run() {
