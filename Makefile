@@ -3,6 +3,7 @@
 #   CUDA=0|1      without, with CUDA (default: with, if nvcc and a GPU are found)
 #   config=debug|sanitize    assertions and -O0; AddressSanitizer and UBSan (CPU only)
 
+.DEFAULT_GOAL := all
 config ?= release
 BUILD  := build$(if $(filter-out release,$(config)),/$(config))
 ifeq ($(filter release debug sanitize,$(config)),)
@@ -20,7 +21,7 @@ FLAGS_release  := -O3 -march=native
 FLAGS_debug    := -O0 -g
 FLAGS_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 WARN   := -Wall -Wextra -Werror
-CFLAGS := -std=c11 -D_GNU_SOURCE -fPIC $(OPENMP) -fno-math-errno $(FLAGS_$(config)) $(WARN) -I. -MMD -MP $(DEFINES)
+CFLAGS := -std=c11 -D_GNU_SOURCE -fPIC $(OPENMP) -fno-math-errno -fno-trapping-math $(FLAGS_$(config)) $(WARN) -I. -MMD -MP $(DEFINES)
 NVFLAGS := -std=c++17 -O3 $(if $(filter debug,$(config)),-lineinfo) -Xcompiler=-fPIC,-Wall,-Wextra -Werror all-warnings -I. -MMD -MP $(DEFINES) $(GENCODE)
 
 # Sources on `real` (runtime/real.h) are compiled once for each type.

@@ -6,10 +6,11 @@
  *   S = scale · Q Kᵀ + mask,   m' = max(m, rowmax S),   c = exp(m - m')
  *   P = exp(S - m'),           ℓ' = c ℓ + rowsum P,     O' = (c ℓ / ℓ') O + (P ∘ Z / ℓ') V
  *
- * and at the end LSE = m + log ℓ. Z are the dropout factors. O is normalised over the keys so far at
- * every step, as the paper has it; flash_mma divides once, at the end. The paper's outer loop is over
- * keys, so that O, m, ℓ return to memory at each step; with the queries outside they stay in
- * registers, and blocks share nothing.
+ * and at the end LSE = m + log ℓ. Z are the dropout factors. O is normalised over the keys so far
+ * at every step, as the paper has it; flash_mma divides once, at the end. The paper's outer loop is
+ * over keys, so that O, m, ℓ return to memory at each step; with the queries outside they stay in
+ * registers, and blocks share nothing. Tiles pass through shared memory in slices (float_tile.cuh),
+ * Q's anew for each tile of keys, out of the caches: so one tile size fits every HS and every GPU.
  *
  * Backward. With P = exp(S - LSE) recomputed and D = rowsum(dO ∘ O),
  *
@@ -54,8 +55,8 @@ __device__ __forceinline__ int tile_keys_seen(const Attention &p, size_t i, size
     return seen > first ? (int)min(seen - first, (size_t)TILE) : 0;
 }
 
-/* The dropout factors of query i and the thread's keys j, j + 16, j + 32, j + 48, where j % 64 < 16:
- * by the rule of runtime/random.h they are one byte of each word of one draw. */
+/* The dropout factors of query i and the thread's keys j, j + 16, j + 32, j + 48, j % 64 < 16: by
+ * the rule of runtime/random.h they are one byte of each word of one draw. */
 __device__ __forceinline__ void dropout_factors(float (&factor)[EACH], const Attention &p,
                                                 size_t bh, size_t i, size_t j) {
     static_assert(EACH == 4 && SIDE == 16 && TILE == 64, "a thread's keys are a draw's words");
@@ -118,9 +119,8 @@ __device__ __forceinline__ void store_rows(const AttentionView &view, size_t b, 
 /* --- forward -------------------------------------------------------------------------------- */
 
 template <int D>
-__global__ __launch_bounds__(THREADS, D <= 128 ? 2 : 1) void forward_kernel(const Attention p,
-                                                          const AttentionTensors x, size_t tiles,
-                                                          bool aligned) {
+__global__ __launch_bounds__(THREADS, D <= 128 ? 2 : 1) void forward_kernel(
+    const Attention p, const AttentionTensors x, size_t tiles, bool aligned) {
     __shared__ Shared shared;
     const Place place = find_place(tiles, p.NH);
     const size_t b = place.b, h = place.h, kv = h / (p.NH / p.NKV), bh = b * p.NH + h;
@@ -199,8 +199,8 @@ __global__ __launch_bounds__(THREADS) void delta_kernel(const Attention p, const
     if (threadIdx.x % WARP == 0) delta[n] = sum;
 }
 
-/* What the backward knows of a query. A query without keys, or beyond the last, has LSE = +inf here:
- * exp(S - LSE) = 0. */
+/* What the backward knows of a query. One without keys, or beyond the last, has LSE = +inf here, so
+ * that exp(S - LSE) = 0. */
 struct Query {
     float lse, delta;
 };
@@ -222,11 +222,9 @@ __device__ __forceinline__ void score_gradient(float &s, float &dp, bool seen, f
 
 /* dK and dV of one tile of keys. Everything is transposed: keys are rows, queries columns. */
 template <int D>
-__global__ __launch_bounds__(THREADS, D <= 64 ? 2 : 1) void backward_keys_kernel(const Attention p,
-                                                                const AttentionTensors x,
-                                                                const AttentionGradients g,
-                                                                const float *delta, size_t tiles,
-                                                                bool aligned) {
+__global__ __launch_bounds__(THREADS, D <= 64 ? 2 : 1) void backward_keys_kernel(
+    const Attention p, const AttentionTensors x, const AttentionGradients g, const float *delta,
+    size_t tiles, bool aligned) {
     __shared__ Shared shared;
     const Place place = find_place(tiles, p.NKV);
     const size_t b = place.b, kv = place.h, group = p.NH / p.NKV, j0 = place.tile * TILE;
@@ -270,11 +268,9 @@ __global__ __launch_bounds__(THREADS, D <= 64 ? 2 : 1) void backward_keys_kernel
 
 /* dQ of one tile of queries. */
 template <int D>
-__global__ __launch_bounds__(THREADS, D <= 64 ? 2 : 1) void backward_queries_kernel(const Attention p,
-                                                                   const AttentionTensors x,
-                                                                   const AttentionGradients g,
-                                                                   const float *delta, size_t tiles,
-                                                                   bool aligned) {
+__global__ __launch_bounds__(THREADS, D <= 64 ? 2 : 1) void backward_queries_kernel(
+    const Attention p, const AttentionTensors x, const AttentionGradients g, const float *delta,
+    size_t tiles, bool aligned) {
     __shared__ Shared shared;
     const Place place = find_place(tiles, p.NH);
     const size_t b = place.b, h = place.h, kv = h / (p.NH / p.NKV), bh = b * p.NH + h;
@@ -286,9 +282,10 @@ __global__ __launch_bounds__(THREADS, D <= 64 ? 2 : 1) void backward_queries_ker
 
     for (size_t j0 = 0; j0 < keys; j0 += TILE) {
         const Rows k = tile_rows(x.k, b, kv, j0, p.TK, p.HS, aligned);
+        const Rows v = tile_rows(x.v, b, kv, j0, p.TK, p.HS, aligned);
         float s[EACH][EACH] = {}, dp[EACH][EACH] = {};
         multiply_transposed(s, q, k, shared);
-        multiply_transposed(dp, dout, tile_rows(x.v, b, kv, j0, p.TK, p.HS, aligned), shared);
+        multiply_transposed(dp, dout, v, shared);
         const bool cut = !all_seen(p.mask, i0, j0 + TILE, p.TQ, p.TK);
 
 #pragma unroll
@@ -319,7 +316,8 @@ template <int D>
 void forward(const Attention &p, const AttentionTensors &x, cudaStream_t stream) {
     const bool aligned = view_aligned(x.q) && view_aligned(x.k) && view_aligned(x.v);
     const size_t tiles = tiles_of(p.TQ);
-    forward_kernel<D><<<grid_blocks(tiles * p.B * p.NH), THREADS, 0, stream>>>(p, x, tiles, aligned);
+    forward_kernel<D><<<grid_blocks(tiles * p.B * p.NH), THREADS, 0, stream>>>(p, x, tiles,
+                                                                              aligned);
     LAUNCH_CHECK();
 }
 

@@ -1,13 +1,13 @@
 /* Matrix products of one block on float tiles: 64 × 64 results on 256 threads, with fused
  * multiply-adds alone, on any GPU.
  *
- * Operands come from global memory through shared memory, converted to float, in slices of at most
- * 64 rows × 64 columns: 35 KiB in all hold a block's work at any HS, less than the 48 KiB that every
- * GPU grants without asking.
+ * Operands come from global memory through shared memory, converted to float, in slices of 64 rows
+ * and 32 or 64 columns: 35 KiB in all serve any HS, less than the 48 KiB that every GPU grants a
+ * block without asking.
  *
- * Thread (y, x) of 16 × 16 owns rows y + 16 r and columns x + 16 c of a result, r, c = 0 … 3. Rows in
- * shared memory are padded by 4 floats: the 16-byte reads of 8 neighbouring rows, or of 8 neighbours
- * in a row, fall into different banks. */
+ * Thread (y, x) of 16 × 16 owns rows y + 16 r and columns x + 16 c of a result, r, c = 0 … 3. Rows
+ * in shared memory are padded by 4 floats, so that 16-byte reads of 8 neighbouring rows fall into
+ * different banks. */
 #ifndef ATTENTION_FLOAT_TILE_CUH
 #define ATTENTION_FLOAT_TILE_CUH
 
@@ -18,11 +18,11 @@ namespace float_tile {
 enum {
     TILE = 64,
     THREADS = 256,
-    SIDE = 16,           /* threads along a side of the tile */
-    EACH = TILE / SIDE,  /* rows and columns of a thread */
-    DEPTH = 32,          /* columns of a slice when two are in shared memory */
+    SIDE = 16,          /* threads along a side of the tile */
+    EACH = TILE / SIDE, /* rows and columns of a thread */
+    DEPTH = 32,         /* columns of a slice when two are in shared memory */
     PADDING = 4,
-    CHUNK = 8            /* elements that a thread loads at a time */
+    CHUNK = 8           /* elements that a thread loads at a time */
 };
 static_assert(SIDE * SIDE == THREADS, "one thread for each 4 x 4 results");
 
@@ -53,7 +53,7 @@ static __device__ __forceinline__ int thread_y() { return threadIdx.x / SIDE; }
 template <int COLUMNS>
 static __device__ __forceinline__ void load_slice(Slice<COLUMNS> &slice, const Rows &rows,
                                                   int first) {
-#pragma unroll
+#pragma unroll 1 /* chunks in flight would take registers from the sums */
     for (int chunk = threadIdx.x; chunk < TILE * COLUMNS / CHUNK; chunk += THREADS) {
         const int row = chunk / (COLUMNS / CHUNK), column = chunk % (COLUMNS / CHUNK) * CHUNK;
         const int left = row < rows.count ? rows.columns - first - column : 0;
@@ -77,17 +77,18 @@ static __device__ __forceinline__ void multiply_slices(float (&sum)[EACH][EACH],
                                                        const Slice<DEPTH> &b) {
 #pragma unroll 1
     for (int k = 0; k < DEPTH; k += 4) {
-        float u[EACH][4], v[EACH][4];
-#pragma unroll
-        for (int r = 0; r < EACH; r++) load_some(u[r], &a.at[thread_y() + SIDE * r][k]);
+        float v[EACH][4];
 #pragma unroll
         for (int c = 0; c < EACH; c++) load_some(v[c], &b.at[thread_x() + SIDE * c][k]);
 #pragma unroll
-        for (int i = 0; i < 4; i++)
+        for (int r = 0; r < EACH; r++) {
+            float u[4];
+            load_some(u, &a.at[thread_y() + SIDE * r][k]);
 #pragma unroll
-            for (int r = 0; r < EACH; r++)
+            for (int i = 0; i < 4; i++)
 #pragma unroll
-                for (int c = 0; c < EACH; c++) sum[r][c] = fmaf(u[r][i], v[c][i], sum[r][c]);
+                for (int c = 0; c < EACH; c++) sum[r][c] = fmaf(u[i], v[c][i], sum[r][c]);
+        }
     }
 }
 
@@ -107,9 +108,9 @@ static __device__ __forceinline__ void multiply_transposed(float (&sum)[EACH][EA
 /* A (64,D) result in registers: element k of a thread's row is column(k) of the result's. */
 template <int D> struct Wide {
     enum {
-        WIDTH = D < TILE ? D : TILE,  /* columns of a slice */
-        STEP = WIDTH / SIDE,          /* neighbouring columns of a thread in a slice */
-        COLUMNS = D / SIDE            /* columns of a thread */
+        WIDTH = D < TILE ? D : TILE, /* columns of a slice */
+        STEP = WIDTH / SIDE,         /* neighbouring columns of a thread in a slice */
+        COLUMNS = D / SIDE           /* columns of a thread */
     };
     static_assert(D % WIDTH == 0 && (WIDTH == TILE || WIDTH == DEPTH), "whole slices");
     float at[EACH][COLUMNS];
@@ -135,7 +136,8 @@ static __device__ __forceinline__ void multiply_tile(Wide<D> &sum, const Rows &b
         for (int k = 0; k < TILE; k += 4) {
             float u[EACH][4];
 #pragma unroll
-            for (int r = 0; r < EACH; r++) load_some(u[r], &shared.tile.at[thread_y() + SIDE * r][k]);
+            for (int r = 0; r < EACH; r++)
+                load_some(u[r], &shared.tile.at[thread_y() + SIDE * r][k]);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 float v[STEP];

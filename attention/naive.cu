@@ -1,5 +1,5 @@
-/* Attention by its definition on CUDA, the baseline of every comparison: the whole score matrices of
- * all heads, (B,NH,TQ,TK), are written to the workspace.
+/* Attention by its definition on CUDA, the baseline of every comparison: the whole score matrices
+ * of all heads, (B,NH,TQ,TK), are written to the workspace.
  *
  *   forward    S = scale · Q Kᵀ + mask,  P = softmax(S),  O = (P ∘ Z) V
  *   backward   P = exp(S - LSE),  dP = dO Vᵀ,  dS = scale · P ∘ (Z ∘ dP - D),  D = rowsum(dO ∘ O)
@@ -96,8 +96,8 @@ cublasLtHandle_t cublaslt_handle() {
     return handles[device];
 }
 
-/* cuBLASLt counts by columns: a matrix of ours by rows is to it the transpose, with `row` as leading
- * dimension. */
+/* cuBLASLt counts by columns: a matrix of ours by rows is to it the transpose, with `row` as its
+ * leading dimension. */
 template <class T>
 cublasLtMatrixLayoutOpaque_t layout(const Matrices<T> &m, size_t rows, size_t columns,
                                     const Product &size) {
@@ -171,8 +171,8 @@ bool multiply_cublaslt(const Matrices<T> &C, const Matrices<const real> &A,
 
 using namespace float_tile;
 
-/* Rows first_row … of the matrix, as used by a product that runs over its columns k … k + DEPTH - 1:
- * rows and columns beyond those that exist are zeros. */
+/* Rows from first_row on of a matrix, for a product that runs over its columns k … k + DEPTH - 1.
+ * Rows and columns beyond those that exist are zeros. */
 __device__ __forceinline__ void load_strided(Slice<DEPTH> &slice, const real *data, size_t row,
                                              size_t column, size_t first_row, size_t rows, size_t k,
                                              size_t K) {
@@ -220,7 +220,8 @@ template <class T>
 void multiply(const Matrices<T> &C, const Matrices<const real> &A, const Matrices<const real> &B,
               const Product &size, cudaStream_t stream) {
     if (multiply_cublaslt(C, A, B, size, stream)) return;
-    const size_t tiles_m = divide_up(size.M, (size_t)TILE), tiles_n = divide_up(size.N, (size_t)TILE);
+    const size_t tiles_m = divide_up(size.M, (size_t)TILE);
+    const size_t tiles_n = divide_up(size.N, (size_t)TILE);
     multiply_kernel<<<grid_blocks(tiles_m * tiles_n * size.heads * size.B), THREADS, 0, stream>>>(
         C, A, B, size, tiles_m, tiles_n);
     LAUNCH_CHECK();
@@ -248,7 +249,7 @@ __host__ __device__ __forceinline__ size_t score_row(const Attention &p) {
     return (p.TK + 3) / 4 * 4;
 }
 
-/* The scores of one query, which one warp works on: each lane has pairs of neighbouring keys, `lane`
+/* The scores of one query, which one warp works on; a lane has pairs of neighbouring keys, WARP
  * pairs apart. */
 struct ScoreRow {
     size_t bh, i, seen;
@@ -393,8 +394,8 @@ unsigned row_blocks(const Attention &p) {
 
 size_t score_elements(const Attention &p) { return p.B * p.NH * p.TQ * score_row(p); }
 
-/* Query heads that share keys, one of which each product takes from every group: member m of group g
- * is head g·(NH/NKV) + m. */
+/* Query heads that share keys. A product takes one member of every group: member m of group g is
+ * head g·(NH/NKV) + m. */
 size_t group_size(const Attention &p) { return p.NH / p.NKV; }
 
 /* The (T,HS) matrices of the heads member, member + heads, …. A single token's stride means nothing

@@ -42,7 +42,7 @@ static __device__ __forceinline__ void load_some(float (&value)[8], const __nv_b
     const uint4 loaded = *(const uint4 *)p;
     const uint32_t pairs[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
 #pragma unroll
-    for (int i = 0; i < 4; i++) { /* a bf16 is the high half of a float; the first is the low half */
+    for (int i = 0; i < 4; i++) { /* a bf16 is the high half of a float; the low one comes first */
         value[2 * i] = __uint_as_float(pairs[i] << 16);
         value[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000u);
     }

@@ -125,7 +125,7 @@ static void *device_alloc_or_exit(Device *device, size_t bytes) {
     return memory;
 }
 
-/* values[QKV] and values[DO] are the inputs, of every set: only their addresses matter for speed. */
+/* values[QKV] and values[DO] are the inputs of every set: for speed only addresses matter. */
 static void bench_open(Bench *bench, Device *device, const Attention *problem, size_t sets,
                        float *const values[TENSORS]) {
     const size_t T = problem->TQ, NH = problem->NH, HS = problem->HS, n = problem->B * T * NH * HS;
@@ -220,8 +220,8 @@ static void free_results(float *results[TENSORS]) {
 }
 
 /* Against naive attention in fp32 on the same, already rounded inputs. fp32 sums of thousands lose
- * about two digits of 6e-8, and the GPU's exponentials a few bits more; in bf16 P and dS are rounded
- * to 4e-3 and so are the results, whose errors do not add up. */
+ * about two digits of 6e-8, and the GPU's exponentials a few bits more; in bf16 P, dS and the
+ * results are rounded to 4e-3, which does not add up over a sum of random signs. */
 static bool verify(Bench *bench, float *const expected[TENSORS]) {
     const char *const names[TENSORS] = {[O] = "o", [LSE] = "lse", [DQKV] = "dq, dk, dv"};
     const double tolerance = bench->problem.type == TYPE_BF16     ? 1e-2

@@ -91,8 +91,7 @@ static void plan_arenas(GptPlan *plan, const GptConfig *config, const GptOptions
         plan->optimizer = elements * acc * (master ? 3 : 2) + elements / ADAMW_CHUNK;
     }
     plan->activations = gpt_activations(&unused, config, options, NULL, &lse);
-    plan->scratch = larger(
-        workspace, layers_scratch_bytes(device->type, options->B * options->T, 4 * config->C));
+    plan->scratch = larger(workspace, layers_scratch_bytes(device->type, options->B * options->T));
     plan->attention = lse + workspace;
     plan->total =
         plan->parameters + plan->gradients + plan->optimizer + plan->activations + plan->scratch;

@@ -2,27 +2,21 @@
 #include "layers/layers.h"
 
 #include "runtime/error.h"
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
-#define LAYERS_TABLE(device_, type_, suffix)                                 \
-    {                                                                        \
-        .device = device_, .type = type_,                                    \
-        .embedding_forward = embedding_forward_##suffix,                     \
-        .embedding_backward = embedding_backward_##suffix,                   \
-        .layernorm_forward = layernorm_forward_##suffix,                     \
-        .residual_layernorm_forward = residual_layernorm_forward_##suffix,   \
-        .layernorm_backward = layernorm_backward_##suffix,                   \
-        .linear_forward = linear_forward_##suffix,                           \
-        .linear_backward = linear_backward_##suffix,                         \
-        .gelu_forward = gelu_forward_##suffix,                               \
-        .gelu_backward = gelu_backward_##suffix,                             \
-        .dropout_forward = dropout_forward_##suffix,                         \
-        .cross_entropy_forward = cross_entropy_forward_##suffix,             \
-        .cross_entropy_backward = cross_entropy_backward_##suffix,           \
-        .adamw_update = adamw_update_##suffix, .sum_forward = sum_forward_##suffix, \
-        .grad_norm = grad_norm_##suffix,                                     \
+#define LAYERS_TABLE(device_, type_, suffix)                                                    \
+    {                                                                                           \
+        .device = device_, .type = type_, .embedding_forward = embedding_forward_##suffix,      \
+        .embedding_backward = embedding_backward_##suffix,                                      \
+        .layernorm_forward = layernorm_forward_##suffix,                                        \
+        .residual_layernorm_forward = residual_layernorm_forward_##suffix,                      \
+        .layernorm_backward = layernorm_backward_##suffix,                                      \
+        .linear_forward = linear_forward_##suffix, .linear_backward = linear_backward_##suffix, \
+        .gelu_forward = gelu_forward_##suffix, .gelu_backward = gelu_backward_##suffix,         \
+        .dropout_forward = dropout_forward_##suffix,                                            \
+        .cross_entropy_forward = cross_entropy_forward_##suffix,                                \
+        .cross_entropy_backward = cross_entropy_backward_##suffix,                              \
+        .adamw_update = adamw_update_##suffix, .sum_forward = sum_forward_##suffix,             \
+        .grad_norm = grad_norm_##suffix,                                                        \
     }
 
 static const Layers tables[] = {
@@ -43,13 +37,8 @@ const Layers *layers_get(DeviceType device, DataType type) {
     return NULL;
 }
 
-/* CPU: two rows of C sums for each thread. CUDA: cuBLASLt's workspace and partial sums of fixed size,
- * and the sorted token positions of the embedding's backward. */
-size_t layers_scratch_bytes(DeviceType device, size_t N, size_t C) {
-    if (device == DEVICE_CUDA) return ((size_t)64 << 20) + 32 * N;
-    size_t threads = 1;
-#ifdef _OPENMP
-    threads = (size_t)omp_get_max_threads();
-#endif
-    return threads * 2 * C * sizeof(double);
+/* CPU: none. CUDA: cuBLASLt's workspace and partial sums of fixed size, and the sorted token positions
+ * of the embedding's backward. */
+size_t layers_scratch_bytes(DeviceType device, size_t N) {
+    return device == DEVICE_CUDA ? ((size_t)64 << 20) + 32 * N : 0;
 }

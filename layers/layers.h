@@ -39,9 +39,8 @@ typedef struct {
  * a program built without it. */
 const Layers *layers_get(DeviceType device, DataType type);
 
-/* Scratch that the largest layer call needs with at most N rows and C channels (the widest layer
- * output but the head's); for device_reserve_scratch. */
-size_t layers_scratch_bytes(DeviceType device, size_t N, size_t C);
+/* Scratch that the largest layer call needs with at most N rows, for device_reserve_scratch. */
+size_t layers_scratch_bytes(DeviceType device, size_t N);
 
 #ifdef __cplusplus
 }

@@ -50,7 +50,7 @@ say() { printf '  %-9s %s\n' "$1" "$2"; }
 need() { echo "tilegpt needs $1; 'make deps' installs it ($2)" >&2; rm -f "$output"; exit 2; }
 have_cc || need 'a C compiler' 'gcc, libc6-dev'
 have_cjson || need 'cJSON' libcjson-dev
-libs='-lcjson -lm' defines= openmp=-Wno-unknown-pragmas nvcc= gencode=
+libs='-lcjson -lm' defines= openmp='-fopenmp-simd -Wno-unknown-pragmas' nvcc= gencode=
 
 if have_openmp; then openmp=-fopenmp; say OpenMP found; else say OpenMP 'not found: one CPU thread'; fi
 if have_blas; then say OpenBLAS 'found'; libs="-lopenblas $libs" defines="$defines -DTILEGPT_BLAS"

@@ -16,7 +16,7 @@ failures=0
 
 # check FUNCTION [ARGUMENT…]: runs one test, whose name is the words joined.
 check() {
-    name=$(echo "$*" | tr -c 'a-zA-Z0-9_\n' _)
+    name=$(echo "$*" | tr " " _)
     echo "[ RUN      ] $name"
     (cd "$scratch" && "$@") >"$scratch/complaints" 2>&1
     status=$?

@@ -4,6 +4,8 @@
 # Each prints cmocka's lines, "[       OK ] name", "[  FAILED  ] name", "[  SKIPPED ] name". A program
 # that dies, or exits with a failure that it did not report, counts as one failed test.
 set -u
+# Threads that wait sleep: spinning ones would slow each other down on a machine that is also busy.
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 log=$(mktemp) && trap 'rm -f "$log"' EXIT
 passed=0 failed=0 skipped=0
 for program in "$@"; do

@@ -798,7 +798,7 @@ static int open_cpu(void **state) {
     f32 = layers_get(DEVICE_CPU, TYPE_F32);
     cpu = device_open(DEVICE_CPU, 0);
     return f64 && f32 && cpu &&
-                   device_reserve_scratch(cpu, layers_scratch_bytes(DEVICE_CPU, 113, 300))
+                   device_reserve_scratch(cpu, layers_scratch_bytes(DEVICE_CPU, 113))
                ? 0
                : -1;
 }

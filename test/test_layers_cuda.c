@@ -726,7 +726,7 @@ static int open_devices(void **state) {
     t.devices[FIRST] = t.devices[AGAIN] = device_open(DEVICE_CUDA, 0);
     for (Side s = REFERENCE; s <= FIRST; s++) {
         Device *device = t.devices[s];
-        size_t bytes = device ? layers_scratch_bytes(device->type, MAX_N, MAX_C) : 0;
+        size_t bytes = device ? layers_scratch_bytes(device->type, MAX_N) : 0;
         if (!device || !device_reserve_scratch(device, bytes)) {
             print_error("%s\n", error_message());
             return -1;
