@@ -137,7 +137,8 @@ bool options_model(Flag *flags, DeviceType device, GptConfig *config) {
     if (options.context) config->T = (size_t)options.context;
     if (options.vocabulary) config->V = (size_t)options.vocabulary;
     float p = (float)options.dropout;
-    if (p >= 0) config->embedding_dropout = config->residual_dropout = config->attention_dropout = p;
+    if (p >= 0)
+        config->embedding_dropout = config->residual_dropout = config->attention_dropout = p;
     return true;
 }
 
