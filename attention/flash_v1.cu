@@ -21,7 +21,8 @@
  * computed twice, 7 products in place of 5, and no sum depends on the order of blocks.
  *
  * A query without keys has m = -inf throughout, and -inf - -inf is NaN: subtracting 0 in its place
- * makes all its exponentials 0, hence O = 0, ℓ = 0, LSE = -inf; in the backward its P is 0. */
+ * makes all its exponentials 0, hence O = 0, ℓ = 0, LSE = -inf. In the backward the mask alone
+ * makes its P 0, and its LSE is not used. */
 #include "attention/family.h"
 #include "attention/float_tile.cuh"
 #include "attention/mask.h"
@@ -199,8 +200,8 @@ __global__ __launch_bounds__(THREADS) void delta_kernel(const Attention p, const
     if (threadIdx.x % WARP == 0) delta[n] = sum;
 }
 
-/* What the backward knows of a query. One without keys, or beyond the last, has LSE = +inf here, so
- * that exp(S - LSE) = 0. */
+/* What the backward knows of a query. One beyond the last has LSE = +inf, so that
+ * exp(S - LSE) = 0. */
 struct Query {
     float lse, delta;
 };
@@ -208,8 +209,7 @@ struct Query {
 __device__ __forceinline__ Query load_query(const Attention &p, const float *lse,
                                             const float *delta, size_t bh, size_t i) {
     if (i >= p.TQ) return {INFINITY, 0.0f};
-    const float saved = lse[bh * p.TQ + i];
-    return {saved == -INFINITY ? INFINITY : saved, delta[bh * p.TQ + i]};
+    return {lse[bh * p.TQ + i], delta[bh * p.TQ + i]};
 }
 
 /* From Q Kᵀ and dO Vᵀ of one place: s becomes P ∘ Z, dp becomes dS. */

@@ -77,18 +77,17 @@ static __device__ __forceinline__ void multiply_slices(float (&sum)[EACH][EACH],
                                                        const Slice<DEPTH> &b) {
 #pragma unroll 1
     for (int k = 0; k < DEPTH; k += 4) {
-        float v[EACH][4];
+        float u[EACH][4], v[EACH][4];
+#pragma unroll
+        for (int r = 0; r < EACH; r++) load_some(u[r], &a.at[thread_y() + SIDE * r][k]);
 #pragma unroll
         for (int c = 0; c < EACH; c++) load_some(v[c], &b.at[thread_x() + SIDE * c][k]);
 #pragma unroll
-        for (int r = 0; r < EACH; r++) {
-            float u[4];
-            load_some(u, &a.at[thread_y() + SIDE * r][k]);
+        for (int i = 0; i < 4; i++)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
+            for (int r = 0; r < EACH; r++)
 #pragma unroll
-                for (int c = 0; c < EACH; c++) sum[r][c] = fmaf(u[i], v[c][i], sum[r][c]);
-        }
+                for (int c = 0; c < EACH; c++) sum[r][c] = fmaf(u[r][i], v[c][i], sum[r][c]);
     }
 }
 

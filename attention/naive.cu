@@ -16,7 +16,6 @@
 #include <cublasLt.h>
 
 #include <mutex>
-#include <type_traits>
 #include <utility>
 
 #include "attention/family.h"
@@ -25,18 +24,8 @@
 
 namespace {
 
-#ifdef REAL_BF16
-constexpr cudaDataType_t REAL_TYPE = CUDA_R_16BF;
-#else
-constexpr cudaDataType_t REAL_TYPE = CUDA_R_32F;
-#endif
-
-/* The score types by their names in cuBLASLt. */
-template <class T> cudaDataType_t type_of();
-template <> cudaDataType_t type_of<real>() { return REAL_TYPE; }
-#ifdef REAL_BF16
-template <> cudaDataType_t type_of<float>() { return CUDA_R_32F; }
-#endif
+/* cuBLASLt's name of a type: float, or bf16 where `real` is that. */
+template <class T> constexpr cudaDataType_t TYPE_OF = sizeof(T) == 2 ? CUDA_R_16BF : CUDA_R_32F;
 
 /* --- matrix products ------------------------------------------------------------------------ */
 
@@ -45,7 +34,7 @@ template <> cudaDataType_t type_of<float>() { return CUDA_R_32F; }
 template <class T> struct Matrices {
     T *data;
     size_t row, head, batch;
-    bool transposed; /* used so */
+    bool transposed; /* whether products use it so */
 };
 
 template <class T> Matrices<T> transpose(Matrices<T> m) {
@@ -103,8 +92,7 @@ cublasLtMatrixLayoutOpaque_t layout(const Matrices<T> &m, size_t rows, size_t co
                                     const Product &size) {
     if (m.transposed) std::swap(rows, columns);
     cublasLtMatrixLayoutOpaque_t layout;
-    CUBLASLT_CHECK(cublasLtMatrixLayoutInit(&layout, type_of<std::remove_const_t<T>>(), columns,
-                                            rows, (int64_t)m.row));
+    CUBLASLT_CHECK(cublasLtMatrixLayoutInit(&layout, TYPE_OF<T>, columns, rows, (int64_t)m.row));
     const int32_t count = (int32_t)size.heads;
     const int64_t stride = (int64_t)m.head;
     CUBLASLT_CHECK(cublasLtMatrixLayoutSetAttribute(

@@ -75,7 +75,7 @@ other_number_of_ranks_resumes() {
     for run in by_one by_two by_three; do same_losses $run straight; done
 }
 
-# lose_rank SIGNAL RANK SENTENCE OPTION…: a rank of three gets the signal while training; the others
+# lose_rank SIGNAL RANK SENTENCE OPTION…: a rank of three gets the signal while training. The others
 # must end within a minute, with a failure and a sentence that names the rank.
 lose_rank() {
     signal=$1 lost=$2 sentence=$3
@@ -101,8 +101,8 @@ killed_rank_ends_the_run() { lose_rank KILL 1 'rank 1'; }
 stopped_rank_ends_the_run() { lose_rank STOP 2 'rank 2 has been silent' --rank-timeout=5; }
 stopped_first_rank_ends_the_run() { lose_rank STOP 0 'rank 0 has been silent' --rank-timeout=5; }
 
-# fails PATTERN BAD_RANK OPTION: the run ends at once with a failure when one rank, or all, are given
-# an option that does not work, and makes no run directory.
+# fails PATTERN RANK OPTION: the run ends with a failure, and without a run directory, when this
+# rank, or "all", is given an option that does not work.
 fails() {
     option=$3
     [ "$2" = all ] && everywhere=$3 || everywhere=
@@ -138,7 +138,7 @@ signals_save_a_checkpoint() {
         exist $signal/last/optimizer.safetensors
         step=$(rows $signal/log.csv train | tail -n 1 | cut -d, -f1)
         ranks 2 --run=$signal --resume --steps=$((step + 2))
-        expect 'the last step' "$(rows $signal/log.csv train | tail -n 1 | cut -d, -f1)" $((step + 2))
+        expect 'the rows' "$(rows $signal/log.csv train | grep -c .)" $((step + 2))
     done
 }
 
@@ -169,6 +169,7 @@ usable=$($limited "$train_gpt" plan --device=cuda --preset=shakespeare-cpu 2>&1 
 if [ "${missing:-}" ]; then
     skip more_ranks_than_gpus_are_refused "$missing"
 elif [ "$gpus" -eq 0 ] || [ "$usable" ]; then
+    usable=${usable#train_gpt: }
     skip more_ranks_than_gpus_are_refused "${usable:-nvidia-smi finds no GPU}"
 else
     check more_ranks_than_gpus_are_refused

@@ -49,7 +49,7 @@ not_a_number_is_found() {
 
 # What keeps CUDA from being checked, if anything.
 no_cuda=$("$build/check_attention" "$oracle/attention.safetensors" --device=cuda 2>&1 >/dev/null |
-    grep -e 'built without CUDA' -e 'finds no GPU' -e 'no GPU can be used')
+    grep -e 'built without CUDA' -e 'finds no GPU' -e 'no GPU can be used' | cut -d' ' -f2-)
 
 # every CHECKER ORACLE
 every() {
