@@ -57,6 +57,12 @@ static bool write_sample(Gpt *model, const Tokenizer *tokenizer, const char *pro
                           stdout, &interrupted);
 }
 
+/* A tokenizer's ids must be rows of the embedding. */
+static bool check_vocabulary(size_t V, const GptConfig *config) {
+    return V <= config->V ||
+           error_set("the text has a vocabulary of %zu, but the model's is %zu", V, config->V);
+}
+
 /* --- Training ------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -68,11 +74,18 @@ typedef struct {
     Log log;
     Run run;
     TrainerState state;
-    int64_t evaluations_since_best;
+    bool diverged;
     int32_t *tokens, *targets;
 } Trainer;
 
 static bool leader(const Trainer *t) { return comm_rank(t->comm) == 0; }
+
+/* Whether every rank is well; one that is not takes the others along instead of leaving them waiting. */
+static bool agree(Comm *comm, bool good) {
+    bool all = comm_sum_double(comm, !good) == 0;
+    if (good && !all) error_set("another rank failed");
+    return all;
+}
 
 /* Rank 0 writes, everyone waits; all agree on whether it worked. */
 static bool save(Trainer *t, const char *path, const TrainerState *state) {
@@ -80,7 +93,7 @@ static bool save(Trainer *t, const char *path, const TrainerState *state) {
     bool failed = leader(t) &&
                   !checkpoint_save(path, t->model, state, NULL, t->corpus.tokenizer ? extra : NULL);
     comm_barrier(t->comm);
-    return comm_sum_double(t->comm, failed) == 0;
+    return agree(t->comm, !failed);
 }
 
 static bool validate(Trainer *t) {
@@ -91,7 +104,7 @@ static bool validate(Trainer *t) {
         return false;
     bool best = loss < t->state.best_loss;
     if (best) t->state.best_loss = loss;
-    t->evaluations_since_best = best ? 0 : t->evaluations_since_best + 1;
+    t->state.stale_validations = best ? 0 : t->state.stale_validations + 1;
     if (leader(t)) log_validation(&t->log, t->state.step, loss, best);
     return !best || !options.keep_best || save(t, t->run.best, NULL);
 }
@@ -107,7 +120,7 @@ static bool update(Trainer *t, double lr, double *loss, double *norm) {
                    t->state.step + 1};
     gpt_zero_gradients(t->model);
     for (size_t micro = 0; micro < micro_steps; micro++) {
-        if (!loader_next(&t->loader, t->tokens, t->targets)) return false;
+        if (!agree(t->comm, loader_next(&t->loader, t->tokens, t->targets))) return false;
         uint64_t key =
             random_mix(random_mix((uint64_t)options.seed, t->state.step), micro * ranks + rank);
         gpt_set_training(t->model, 1.0f / (float)(micro_steps * ranks), key,
@@ -140,11 +153,12 @@ static bool train_loop(Trainer *t) {
         line.lr = schedule_lr(&schedule, t->state.step);
         if (!update(t, line.lr, &line.loss, &line.norm)) return false;
         uint64_t step = line.step = t->state.step + 1;
-        if (!isfinite(line.loss) || !isfinite(line.norm))
+        t->diverged = !isfinite(line.loss) || !isfinite(line.norm);
+        if (t->diverged)
             return error_set(
-                "step %llu: the loss is %g and the gradient norm %g; stopped without updating. The "
-                "last "
-                "good checkpoint is kept; resume it with a lower --lr or another --seed",
+                "step %llu: the loss is %g and the gradient norm %g; stopped without "
+                "updating. The last good checkpoint is kept; resume it with a lower "
+                "--lr or another --seed",
                 (unsigned long long)step, line.loss, line.norm);
         t->state.step = step;
         t->state.next_batch = t->loader.next;
@@ -152,16 +166,17 @@ static bool train_loop(Trainer *t) {
         line.seconds = log_seconds() - start;
         if (leader(t)) log_step(&t->log, &line, due(options.log_every, step) || step == 1);
         stop = comm_sum_double(t->comm, interrupted) > 0;
+        if (stop) interrupted = 1;
         bool final = stop || step == (uint64_t)options.steps;
         if ((due(options.eval_every, step) || (final && !stop)) && !validate(t)) return false;
-        if (options.patience && t->evaluations_since_best >= options.patience) {
+        if (options.patience && t->state.stale_validations >= (uint64_t)options.patience) {
             if (leader(t))
                 printf("no better validation loss in %lld validations: stopping\n",
                        (long long)options.patience);
             stop = final = true;
         }
         if (leader(t) && t->corpus.tokenizer && due(options.sample_every, step) && !final)
-            write_sample(t->model, t->corpus.tokenizer, "\n",
+            write_sample(t->model, t->corpus.tokenizer, "",
                          random_mix((uint64_t)options.seed, step));
         if ((due(options.save_every, step) || final) && !save(t, t->run.last, &t->state))
             return false;
@@ -169,7 +184,8 @@ static bool train_loop(Trainer *t) {
     return true;
 }
 
-static bool start_model(Trainer *t, GptConfig *config) {
+/* base: the checkpoint that the parameters come from; NULL for new ones. */
+static bool start_model(Trainer *t, const char *base, const GptConfig *config) {
     GptOptions sizes = options_gpt(t->device, config, GPT_TRAINING);
     t->loader = (Loader){t->corpus.train,
                          sizes.B,
@@ -185,38 +201,27 @@ static bool start_model(Trainer *t, GptConfig *config) {
     if (!t->tokens || !t->targets) return error_set("out of host memory");
     t->model = gpt_create(config, &sizes, t->device, t->comm);
     if (!t->model) return false;
-    t->state = (TrainerState){0, 0, (uint64_t)options.seed, INFINITY, 0};
-    if (options.resume) {
-        if (!checkpoint_load(t->run.last, t->model) ||
-            !checkpoint_resume(t->run.last, t->model, &t->state))
-            return false;
-    } else if (options.init[0]) {
-        if (!checkpoint_load(options.init, t->model)) return false;
-    } else {
-        gpt_init(t->model, (uint64_t)options.seed);
-    }
+    t->state = (TrainerState){0, 0, (uint64_t)options.seed, INFINITY, 0, 0};
+    if (!base) gpt_init(t->model, (uint64_t)options.seed);
+    if (base && !checkpoint_load(base, t->model)) return false;
+    if (options.resume && !checkpoint_resume(base, t->model, &t->state)) return false;
     t->loader.next = t->state.next_batch;
     return true;
-}
-
-/* Whether every rank is well; one that is not takes the others along instead of leaving them waiting. */
-static bool agree(Comm *comm, bool good) {
-    bool all = comm_sum_double(comm, !good) == 0;
-    if (good && !all) error_set("another rank could not start");
-    return all;
 }
 
 static bool open_data_and_model(Trainer *t) {
     GptConfig config;
     Tokenizer *tokenizer = NULL;
-    if (!options_model(options_train, t->device->type, &config)) return false;
-    if (options.init[0] && !checkpoint_config(options.init, &config)) return false;
-    if (options.resume && !corpus_is_shards(options.data) &&
-        !(tokenizer = tokenizer_load(t->run.directory)))
+    char path[FILE_PATH_BYTES];
+    const char *base = options.resume ? t->run.last : options.init[0] ? options.init : NULL;
+    if (base && !checkpoint_path(base, path, sizeof path)) return false;
+    if (base) base = path;
+    if (!options_model(options_train, t->device->type, base, &config)) return false;
+    if (base && !corpus_is_shards(options.data) && !(tokenizer = tokenizer_load(base)))
         return false;
     if (!open_corpus(&t->corpus, tokenizer, config.V, options.val_fraction)) return false;
-    config.V = options.init[0] ? config.V : t->corpus.V;
-    return start_model(t, &config);
+    if (!base) config.V = t->corpus.V;
+    return check_vocabulary(t->corpus.V, &config) && start_model(t, base, &config);
 }
 
 static bool open_run(Trainer *t) {
@@ -246,6 +251,14 @@ static bool prepare(Trainer *t) {
     return agree(t->comm, !leader(t) || open_run(t));
 }
 
+/* What was learnt is not lost with what failed, whose message stays. */
+static void save_after_failure(Trainer *t) {
+    char reason[512];
+    snprintf(reason, sizeof reason, "%s", error_message());
+    bool saved = save(t, t->run.last, &t->state);
+    error_set("%s%s", reason, saved ? "; saved before stopping" : "");
+}
+
 static bool command_train(Comm *comm) {
     Trainer t = {.comm = comm};
     struct sigaction action = {.sa_handler = on_signal};
@@ -254,10 +267,11 @@ static bool command_train(Comm *comm) {
         sigaction(SIGINT, &action, NULL);
         sigaction(SIGTERM, &action, NULL);
         good = train_loop(&t);
+        if (!good && !t.diverged && t.state.step > 0) save_after_failure(&t);
     }
     if (good && leader(&t)) {
         if (t.corpus.tokenizer && options.sample_tokens && !interrupted)
-            good = write_sample(t.model, t.corpus.tokenizer, "\n", (uint64_t)options.seed);
+            good = write_sample(t.model, t.corpus.tokenizer, "", (uint64_t)options.seed);
         if (isfinite(t.state.best_loss)) printf("best validation loss %.4f\n", t.state.best_loss);
         printf("%s after %llu steps; checkpoints in %s\n", interrupted ? "interrupted" : "done",
                (unsigned long long)t.state.step, t.run.directory);
@@ -277,7 +291,7 @@ static bool command_plan(Comm *comm) {
     GptConfig config;
     GptPlan plan;
     Device *device = open_device(comm);
-    if (!device || !options_model(options_plan, device->type, &config)) return false;
+    if (!device || !options_model(options_plan, device->type, NULL, &config)) return false;
     GptOptions sizes = options_gpt(device, &config, GPT_TRAINING);
     bool good = gpt_plan(&config, &sizes, device, &plan);
     if (good) {
@@ -299,7 +313,10 @@ static Gpt *open_checkpoint(Device *device, GptConfig *config) {
         error_set("--checkpoint=DIRECTORY is needed");
         return NULL;
     }
-    if (!device || !checkpoint_config(options.checkpoint, config)) return NULL;
+    static char path[FILE_PATH_BYTES];
+    if (!device || !checkpoint_path(options.checkpoint, path, sizeof path)) return NULL;
+    options.checkpoint = path;
+    if (!checkpoint_config(path, config)) return NULL;
     GptOptions sizes = options_gpt(device, config, GPT_INFERENCE);
     Gpt *model = gpt_create(config, &sizes, device, NULL);
     if (model && checkpoint_load(options.checkpoint, model)) return model;
@@ -313,7 +330,8 @@ static bool command_sample(Comm *comm) {
     Device *device = open_device(comm);
     Gpt *model = open_checkpoint(device, &config);
     Tokenizer *tokenizer = model ? tokenizer_load(options.checkpoint) : NULL;
-    bool good = tokenizer && write_sample(model, tokenizer, options.prompt, (uint64_t)options.seed);
+    bool good = tokenizer && check_vocabulary(tokenizer_vocabulary(tokenizer), &config) &&
+                write_sample(model, tokenizer, options.prompt, (uint64_t)options.seed);
     tokenizer_free(tokenizer);
     gpt_free(model);
     device_close(device);
@@ -330,7 +348,8 @@ static bool command_eval(Comm *comm) {
     bool shards = corpus_is_shards(options.data);
     Tokenizer *tokenizer = model && !shards ? tokenizer_load(options.checkpoint) : NULL;
     bool good = model && (shards || tokenizer) &&
-                open_corpus(&corpus, tokenizer, config.V, options.eval_fraction);
+                open_corpus(&corpus, tokenizer, config.V, options.eval_fraction) &&
+                check_vocabulary(corpus.V, &config);
     const Dataset *dataset = corpus.validation ? corpus.validation : corpus.train;
     good = good && gpt_evaluate(model, NULL, dataset, gpt_options(model)->T,
                                 (size_t)options.eval_tokens, &loss, &predictions);

@@ -16,6 +16,12 @@ bool corpus_is_shards(const char *path) {
            (stat(path, &status) == 0 && S_ISDIR(status.st_mode));
 }
 
+/* A validation predicts tokens, each from those before it. */
+static bool check_validation(const Corpus *corpus) {
+    return !corpus->validation || dataset_tokens(corpus->validation) >= 2 ||
+           error_set("the validation part has 1 token, and it needs at least 2 tokens");
+}
+
 /* A dataset of a copy of tokens[first..end). */
 static Dataset *part(const int32_t *tokens, size_t first, size_t end, size_t V) {
     size_t count = end - first;
@@ -35,23 +41,29 @@ bool corpus_open_text(Corpus *corpus, const char *path, Tokenizer *tokenizer, co
     size_t bytes, count = 0;
     int32_t *tokens = NULL;
     char *text = file_read(path, TEXT_LIMIT, &bytes);
-    if (text && !corpus->tokenizer)
+    if (!text) {
+        corpus_close(corpus);
+        return false;
+    }
+    if (!corpus->tokenizer)
         corpus->tokenizer =
             strcmp(kind, "bytes") == 0 ? tokenizer_bytes() : tokenizer_characters(text, bytes);
-    if (text && corpus->tokenizer)
-        tokens = tokenizer_encode(corpus->tokenizer, text, bytes, &count);
-    if (tokens) {
-        size_t split = count - (size_t)((double)count * fraction);
-        corpus->V = tokenizer_vocabulary(corpus->tokenizer);
-        corpus->train = part(tokens, 0, split, corpus->V);
-        if (split < count) corpus->validation = part(tokens, split, count, corpus->V);
-    }
+    if (corpus->tokenizer) tokens = tokenizer_encode(corpus->tokenizer, text, bytes, &count);
     free(text);
+    if (tokens) {
+        size_t held_out = (size_t)((double)count * fraction);
+        corpus->V = tokenizer_vocabulary(corpus->tokenizer);
+        corpus->train = part(tokens, 0, count - held_out, corpus->V);
+        if (fraction > 0) corpus->validation = part(tokens, count - held_out, count, corpus->V);
+    }
     free(tokens);
-    if (tokens && corpus->train && (corpus->validation || fraction == 0)) return true;
-    error_set("%s: %s", path, error_message());
-    corpus_close(corpus);
-    return false;
+    bool good = tokens && corpus->train && (corpus->validation || fraction == 0) &&
+                check_validation(corpus);
+    if (!good) {
+        error_set("%s: %s", path, error_message());
+        corpus_close(corpus);
+    }
+    return good;
 }
 
 bool corpus_open_shards(Corpus *corpus, const char *train, const char *validation, size_t V) {
@@ -59,7 +71,8 @@ bool corpus_open_shards(Corpus *corpus, const char *train, const char *validatio
     corpus->V = V;
     corpus->train = dataset_from_shards(train, V, false);
     if (corpus->train && validation) corpus->validation = dataset_from_shards(validation, V, false);
-    if (corpus->train && (corpus->validation || !validation)) return true;
+    if (corpus->train && (corpus->validation || !validation) && check_validation(corpus))
+        return true;
     corpus_close(corpus);
     return false;
 }

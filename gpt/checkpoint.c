@@ -108,6 +108,7 @@ static bool write_trainer(const char *directory, const TrainerState *state, cons
     add_u64(json, "next_batch", state->next_batch, "%" PRIu64);
     add_u64(json, "seed", state->seed, "%" PRIu64);
     add_u64(json, "tokens", state->tokens, "%" PRIu64);
+    add_u64(json, "stale_validations", state->stale_validations, "%" PRIu64);
     if (isfinite(state->best_loss))
         cJSON_AddNumberToObject(json, "best_loss", state->best_loss);
     else
@@ -410,9 +411,12 @@ static bool read_state(const char *path, const cJSON *json, TrainerState *state)
     if (!get_u64(json, "step", 10, &state->step) ||
         !get_u64(json, "next_batch", 10, &state->next_batch) ||
         !get_u64(json, "seed", 10, &state->seed) || !get_u64(json, "tokens", 10, &state->tokens) ||
+        !get_u64(json, "stale_validations", 10, &state->stale_validations) ||
         !(cJSON_IsNull(best) || cJSON_IsNumber(best)))
-        return error_set("%s is damaged: step, next_batch, seed, tokens and best_loss are needed",
-                         path);
+        return error_set(
+            "%s is damaged: step, next_batch, seed, tokens, "
+            "stale_validations and best_loss are needed",
+            path);
     state->best_loss = cJSON_IsNumber(best) ? best->valuedouble : INFINITY;
     return true;
 }

@@ -19,8 +19,9 @@ typedef struct {
     uint64_t step;       /* updates done */
     uint64_t next_batch; /* the loader's */
     uint64_t seed;
-    double best_loss; /* best validation loss so far; infinity if none */
-    uint64_t tokens;  /* served so far */
+    double best_loss;           /* best validation loss so far; infinity if none */
+    uint64_t tokens;            /* served so far */
+    uint64_t stale_validations; /* since the best one */
 } TrainerState;
 
 /* Writes the model and, if state is not NULL, the optimizer and the state. `flags` (may be NULL) is the

@@ -35,6 +35,8 @@ bool gpt_evaluate(Gpt *model, Comm *comm, const Dataset *dataset, size_t T, size
     if (good && rest && batches % ranks == rank)
         good = add_batch(model, dataset, windows * T, 1, rest, buffer, &sum);
     free(buffer);
+    if (comm && comm_sum_double(comm, !good) > 0)
+        return good ? error_set("another rank could not read its share") : false;
     if (!good) return false;
     *loss = (comm ? comm_sum_double(comm, sum) : sum) / (double)total;
     if (predictions) *predictions = total;

@@ -2,10 +2,12 @@
 
 #include <string.h>
 
+#include "gpt/checkpoint.h"
+
 /* clang-format off */
 Options options = {
     .preset = "auto", .data = "data/tinyshakespeare.txt", .val_data = "", .tokenizer = "char",
-    .run = "", .init = "", .checkpoint = "", .prompt = "\n",
+    .run = "", .init = "", .checkpoint = "", .prompt = "",
     .device = "auto", .precision = "auto", .attention = "auto", .recompute = "none",
     .val_fraction = 0.1, .dropout = -1, .batch = 4, .accumulate = 1, .steps = 1000,
     .schedule = "cosine", .lr = 6e-4, .min_lr = 6e-5, .warmup = 100,
@@ -83,7 +85,7 @@ Flag options_train[] = {
 
 Flag options_sample[] = {
     STRING("checkpoint", checkpoint, "directory of the model"),
-    STRING("prompt", prompt, "text to continue; default: a line break"),
+    STRING("prompt", prompt, "text to continue; default: a new line"),
     INT("tokens", sample_tokens, 0, "tokens to write"),
     SAMPLE_FLAGS, DEVICE_FLAGS, END,
 };
@@ -127,10 +129,11 @@ static bool apply_preset(Flag *flags) {
     return true;
 }
 
-bool options_model(Flag *flags, DeviceType device, GptConfig *config) {
+bool options_model(Flag *flags, DeviceType device, const char *base, GptConfig *config) {
     if (strcmp(options.preset, "auto") == 0)
         options.preset = device == DEVICE_CUDA ? "shakespeare" : "shakespeare-cpu";
     if (!gpt_preset(options.preset, config) || !apply_preset(flags)) return false;
+    if (base && !checkpoint_config(base, config)) return false;
     if (options.layers) config->L = (size_t)options.layers;
     if (options.heads) config->NH = (size_t)options.heads;
     if (options.width) config->C = (size_t)options.width;

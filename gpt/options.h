@@ -24,9 +24,10 @@ typedef struct {
 extern Options options;
 extern Flag options_train[], options_sample[], options_eval[], options_plan[];
 
-/* The shape of the model that the options ask for: the preset's ("auto": by the device), changed by
- * --layers and so on. Also gives the options of this table that were not given the preset's values. */
-bool options_model(Flag *flags, DeviceType device, GptConfig *config);
+/* The shape of the model that the options ask for: that of the checkpoint in the directory `base`, or
+ * without one the preset's ("auto": by the device), changed by --layers and so on. Also gives the
+ * options of this table that were not given the preset's values. */
+bool options_model(Flag *flags, DeviceType device, const char *base, GptConfig *config);
 
 /* Batch, precision and so on, for a model of this configuration on this device. */
 GptOptions options_gpt(const Device *device, const GptConfig *config, GptUse use);

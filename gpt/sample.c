@@ -63,13 +63,16 @@ int32_t gpt_sample(Gpt *model, const int32_t *tokens, size_t n, const Sampling *
 bool gpt_write_text(Gpt *model, const Tokenizer *tokenizer, const char *prompt, size_t count,
                     const Sampling *sampling, FILE *file, const volatile sig_atomic_t *stop) {
     size_t n, bytes;
-    int32_t *encoded = tokenizer_encode(tokenizer, prompt, strlen(prompt), &n);
-    if (!encoded) return false;
-    int32_t *tokens = n ? realloc(encoded, (n + count) * sizeof *tokens) : NULL;
+    int32_t *encoded =
+        tokenizer_encode(tokenizer, prompt[0] ? prompt : "\n", prompt[0] ? strlen(prompt) : 1, &n);
+    if (!encoded && prompt[0]) return false;
+    if (!encoded) n = 1;
+    int32_t *tokens = realloc(encoded, (n + count) * sizeof *tokens);
     if (!tokens) {
         free(encoded);
-        return error_set(n ? "out of host memory" : "the prompt is empty");
+        return error_set("out of host memory");
     }
+    if (!encoded) tokens[0] = 0;
     fputs(prompt, file);
     for (size_t i = 0; i < count && !(stop && *stop); i++, n++) {
         tokens[n] = gpt_sample(model, tokens, n, sampling);

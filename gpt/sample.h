@@ -21,7 +21,8 @@ typedef struct {
  * context. Draw number n of the seed decides, so equal seeds give equal texts. */
 int32_t gpt_sample(Gpt *model, const int32_t *tokens, size_t n, const Sampling *sampling);
 
-/* Writes the prompt and `count` tokens of its continuation to file as they are drawn; stops early when
+/* Writes the prompt (if it is empty: nothing, and the text goes on from a line break, or from token 0
+ * where the vocabulary has none) and `count` tokens of its continuation to file as they are drawn; stops early when
  * *stop (may be NULL) becomes nonzero. False with error_message() if the prompt cannot be encoded. */
 bool gpt_write_text(Gpt *model, const Tokenizer *tokenizer, const char *prompt, size_t count,
                     const Sampling *sampling, FILE *file, const volatile sig_atomic_t *stop);
