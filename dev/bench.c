@@ -13,7 +13,7 @@
 #include "test/compare.h"
 
 static const char *what = "all", *device_flag = "auto", *attention_flag = "auto",
-                  *preset = "gpt2-124M", *output = "dev/results/bench.jsonl";
+                  *preset = "gpt2-124M", *commit_flag = "", *output = "dev/results/bench.jsonl";
 static int64_t batch, sequence, max_length;
 
 static Flag flags[] = {
@@ -29,6 +29,7 @@ static Flag flags[] = {
     {"sequence", FLAG_INT, &sequence, 0, 1 << 24, NULL,
      "T of the step; 0: 1024 on a GPU, 64 on the CPU, but no more than the preset's", false},
     {"output", FLAG_STRING, &output, 0, 0, NULL, "file that the results are appended to", false},
+    {"commit", FLAG_STRING, &commit_flag, 0, 0, NULL, "to record; default: what git says", false},
     {NULL, FLAG_INT, NULL, 0, 0, NULL, NULL, false}};
 
 /* --- Results -------------------------------------------------------------------------------- */
@@ -64,8 +65,10 @@ static cJSON *result_begin(const char *measured, const Device *device, DataType 
     static const char *commit, *driver;
     static bool asked;
     if (!asked) {
-        commit = first_line("git --no-optional-locks describe --always --dirty 2>/dev/null",
-                            commit_text, sizeof commit_text);
+        commit = commit_flag[0]
+                     ? commit_flag
+                     : first_line("git --no-optional-locks describe --always --dirty 2>/dev/null",
+                                  commit_text, sizeof commit_text);
         if (device->type == DEVICE_CUDA)
             driver = first_line(
                 "nvidia-smi --query-gpu=driver_version --format=csv,noheader "

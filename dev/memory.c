@@ -60,7 +60,6 @@ typedef struct {
     AttentionFamily family;
     size_t T;
     GptPlan plan;
-    size_t pages;    /* bytes of the plan when each arena fills whole pages */
     size_t measured; /* bytes */
     double seconds, loss;
     DataType type;
@@ -92,17 +91,6 @@ static size_t memory_used(Device *device, When when) {
     size_t available, total;
     device_memory(device, &available, &total);
     return total - available;
-}
-
-/* The driver gives out memory in pages of 2 MiB. */
-static size_t plan_pages(const GptPlan *plan, DeviceType device) {
-    const size_t page = device == DEVICE_CUDA ? (size_t)2 << 20 : (size_t)sysconf(_SC_PAGESIZE);
-    const size_t arenas[] = {plan->parameters, plan->gradients, plan->optimizer, plan->activations,
-                             plan->scratch};
-    size_t bytes = 0;
-    for (size_t i = 0; i < sizeof arenas / sizeof arenas[0]; i++)
-        bytes += (arenas[i] + page - 1) / page * page;
-    return bytes;
 }
 
 /* Trains the case's model from nothing to nothing and measures it. The first step counts for time
@@ -148,7 +136,6 @@ static void run_case(Device *device, AttentionFamily family, double last, Case *
         .B = 1, .T = c->T, .type = c->type, .use = GPT_TRAINING, .attention = family};
     c->outcome = REFUSED;
     if (gpt_plan(&config, &options, device, &c->plan)) {
-        c->pages = plan_pages(&c->plan, device->type);
         /* Kernels and libraries take memory at their first use. So the first case, and those small
          * enough for it to show, run once before. */
         bool warm_up = last == 0 || c->plan.total < (size_t)1 << 30;
@@ -213,10 +200,9 @@ static double difference(const Case *c) {
     return ((double)c->measured - (double)c->plan.total) / (double)c->plan.total;
 }
 
-/* Whether the case took what its plan says, in whole pages. */
+/* Whether the case took what its plan says. */
 static bool agrees(const Case *c) {
-    double off = fabs((double)c->measured - (double)c->pages);
-    return c->plan.total <= SMALL_PLAN || off <= AGREEMENT * (double)c->plan.total;
+    return c->plan.total <= SMALL_PLAN || fabs(difference(c)) <= AGREEMENT;
 }
 
 static void print_head(const Case *c) {
@@ -233,7 +219,7 @@ static void print_case(const Case *c) {
     if (!agrees(c))
         note = "  DISAGREES";
     else if (fabs(difference(c)) > AGREEMENT)
-        note = c->plan.total <= SMALL_PLAN ? "  process overhead" : "  whole pages";
+        note = "  process overhead";
     printf("%-10s %8zu %13.1f %10.1f %10.1f %+7.2f%% %10.2f %10.0f%s\n", attention_name(c->family),
            c->T, (double)c->plan.attention / MIB, (double)c->plan.total / MIB,
            (double)c->measured / MIB, 100 * difference(c), 1e3 * c->seconds,

@@ -53,8 +53,13 @@ static void plan_arenas(GptPlan *plan, const GptConfig *config, const GptOptions
     plan->activations = gpt_activations(&unused, config, options, NULL, &lse);
     plan->scratch = larger(workspace, layers_scratch_bytes(device->type, options->B * options->T));
     plan->attention = lse + workspace;
-    plan->total =
-        plan->parameters + plan->gradients + plan->optimizer + plan->activations + plan->scratch;
+    size_t *const arenas[] = {&plan->parameters, &plan->gradients, &plan->optimizer,
+                              &plan->activations, &plan->scratch};
+    size_t granule = device_granularity(device);
+    for (size_t i = 0; i < sizeof arenas / sizeof arenas[0]; i++) {
+        *arenas[i] = (*arenas[i] + granule - 1) / granule * granule;
+        plan->total += *arenas[i];
+    }
 }
 
 static bool check_options(const GptConfig *config, const GptOptions *options,

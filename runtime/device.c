@@ -173,8 +173,9 @@ int device_count_gpus(void) { return kinds[DEVICE_CUDA] ? kinds[DEVICE_CUDA]->co
 
 Device *device_open(DeviceType type, int ordinal) {
     if (!kinds[type]) {
-        error_set("this program was built without CUDA; use --device=cpu, or install the CUDA "
-                  "toolkit and run make clean; make CUDA=1");
+        error_set(
+            "this program was built without CUDA; use --device=cpu, or install the CUDA "
+            "toolkit and run make clean; make CUDA=1");
         return NULL;
     }
     OpenDevice *device = allocate_host(sizeof *device);
@@ -197,8 +198,10 @@ void device_close(Device *device) {
 /* "1.50 GiB", in MiB below 1 GiB. */
 static const char *format_bytes(size_t bytes, char text[32]) {
     const double mib = 1048576, gib = 1024 * mib;
-    if ((double)bytes < gib) snprintf(text, 32, "%.2f MiB", (double)bytes / mib);
-    else snprintf(text, 32, "%.2f GiB", (double)bytes / gib);
+    if ((double)bytes < gib)
+        snprintf(text, 32, "%.2f MiB", (double)bytes / mib);
+    else
+        snprintf(text, 32, "%.2f GiB", (double)bytes / gib);
     return text;
 }
 
@@ -209,10 +212,11 @@ void *device_alloc(Device *public_device, size_t bytes) {
         size_t available, total;
         char wanted_text[32], available_text[32], total_text[32];
         device_memory(public_device, &available, &total);
-        error_set("not enough memory on %s: %s wanted, %s free of %s; a smaller batch, a shorter "
-                  "sequence or a smaller model needs less",
-                  public_device->name, format_bytes(bytes, wanted_text),
-                  format_bytes(available, available_text), format_bytes(total, total_text));
+        error_set(
+            "not enough memory on %s: %s wanted, %s free of %s; a smaller batch, a shorter "
+            "sequence or a smaller model needs less",
+            public_device->name, format_bytes(bytes, wanted_text),
+            format_bytes(available, available_text), format_bytes(total, total_text));
         return NULL;
     }
     Allocation *allocation = allocate_host(sizeof *allocation);
@@ -239,6 +243,10 @@ void device_free(Device *public_device, void *memory) {
 }
 
 /* The old scratch is freed first, so that room for both is never needed. */
+size_t device_granularity(const Device *device) {
+    return device->type == DEVICE_CUDA ? (size_t)2 << 20 /* the driver's pages */ : 4096;
+}
+
 bool device_reserve_scratch(Device *device, size_t bytes) {
     if (bytes <= device->scratch_bytes) return true;
     device_synchronize(device);
@@ -254,8 +262,10 @@ void device_upload(Device *device, void *to, const void *from, size_t bytes) {
 }
 
 void device_download(Device *device, void *to, const void *from, size_t bytes) {
-    if (bytes) opened(device)->operations->download(opened(device), to, from, bytes);
-    else device_synchronize(device);
+    if (bytes)
+        opened(device)->operations->download(opened(device), to, from, bytes);
+    else
+        device_synchronize(device);
 }
 
 void device_copy(Device *device, void *to, const void *from, size_t bytes) {
@@ -266,9 +276,7 @@ void device_zero(Device *device, void *memory, size_t bytes) {
     if (bytes) opened(device)->operations->zero(opened(device), memory, bytes);
 }
 
-void device_synchronize(Device *device) {
-    opened(device)->operations->synchronize(opened(device));
-}
+void device_synchronize(Device *device) { opened(device)->operations->synchronize(opened(device)); }
 
 void device_memory(Device *device, size_t *available, size_t *total) {
     opened(device)->operations->memory(opened(device), available, total);

@@ -24,13 +24,14 @@ DataType type_accumulator(DataType type);
 
 typedef struct {
     DeviceType type;
-    int ordinal;           /* GPU number; 0 on the CPU */
-    char name[128];        /* "NVIDIA H200", or the processor's name */
-    int architecture;      /* compute capability times 10 (90 for sm_90); 0 on the CPU */
-    int processors;        /* multiprocessors, or the threads OpenMP will use */
-    void *stream;          /* cudaStream_t; NULL on the CPU */
-    void *scratch;         /* scratch_bytes of device memory, 256-byte aligned, that any one layer */
-    size_t scratch_bytes;  /* call may overwrite; set by device_reserve_scratch                     */
+    int ordinal;      /* GPU number; 0 on the CPU */
+    char name[128];   /* "NVIDIA H200", or the processor's name */
+    int architecture; /* compute capability times 10 (90 for sm_90); 0 on the CPU */
+    int processors;   /* multiprocessors, or the threads OpenMP will use */
+    void *stream;     /* cudaStream_t; NULL on the CPU */
+    void *scratch;    /* scratch_bytes of device memory, 256-byte aligned, that any one layer */
+    size_t
+        scratch_bytes; /* call may overwrite; set by device_reserve_scratch                     */
 } Device;
 
 /* The number of usable GPUs; 0 if the program was built without CUDA or no driver answers. */
@@ -45,6 +46,9 @@ void device_close(Device *device);
  * bytes = 0 gives a pointer that must be freed like any other. */
 void *device_alloc(Device *device, size_t bytes);
 void device_free(Device *device, void *memory);
+
+/* Memory is taken from the device in multiples of this: what a plan rounds its arenas up to. */
+size_t device_granularity(const Device *device);
 
 /* Makes device->scratch at least this large; keeps a larger one. False if there is no memory. */
 bool device_reserve_scratch(Device *device, size_t bytes);
