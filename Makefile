@@ -51,7 +51,7 @@ deps:                              ## install what is missing (apt)
 	@sh runtime/detect.sh build/detected.mk --install
 
 train: all                         ## train a small GPT on TinyShakespeare
-	@text=$(TEXT) && ./train_gpt train --data=$$text
+	@text=$(TEXT) && OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} $(BUILD)/train_gpt train --data=$$text
 
 test: all lib $(TESTS) $(DEV)      ## every test; ends with the count
 	@BUILD=$(BUILD) config=$(config) CUDA=$(CUDA) sh test/run.sh $(TESTS) $(wildcard test/test_*.sh)
@@ -62,8 +62,8 @@ bench: all $(DEV)                  ## time attention and a training step; append
 memory: all $(DEV)                 ## memory and time of a step at growing T, naive and flash
 	$(BUILD)/dev/memory && python3 dev/plot_memory.py dev/results/memory.csv
 
-train_gpt: $(BUILD)/train_gpt
-	@ln -sf $< $@
+train_gpt: $(BUILD)/train_gpt      # the release build, where one looks for it
+	$(if $(filter release,$(config)),@ln -sf $< $@,@:)
 
 $(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(BUILD)/libtilegpt.a
 	$(CC) $(CFLAGS) $^ $(LIBS) -o $@

@@ -221,7 +221,9 @@ static bool open_data_and_model(Trainer *t) {
         return false;
     if (!open_corpus(&t->corpus, tokenizer, config.V, options.val_fraction)) return false;
     if (!base) config.V = t->corpus.V;
-    return check_vocabulary(t->corpus.V, &config) && start_model(t, base, &config);
+    if (!check_vocabulary(t->corpus.V, &config) || !start_model(t, base, &config)) return false;
+    options_resolve(&config, t->loader.T);
+    return true;
 }
 
 static bool open_run(Trainer *t) {
@@ -236,6 +238,8 @@ static bool open_run(Trainer *t) {
            1e-6 * (double)gpt_parameters(gpt_config(t->model)), sizes->B, sizes->T,
            (long long)options.accumulate);
     gpt_plan_print(gpt_planned(t->model), stdout);
+    if (t->state.step >= (uint64_t)options.steps)
+        printf("all %lld steps are done already; --steps=N goes on\n", (long long)options.steps);
     printf("run directory: %s\n", t->run.directory);
     return true;
 }

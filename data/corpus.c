@@ -54,7 +54,13 @@ bool corpus_open_text(Corpus *corpus, const char *path, Tokenizer *tokenizer, co
         size_t held_out = (size_t)((double)count * fraction);
         corpus->V = tokenizer_vocabulary(corpus->tokenizer);
         corpus->train = part(tokens, 0, count - held_out, corpus->V);
-        if (fraction > 0) corpus->validation = part(tokens, count - held_out, count, corpus->V);
+        if (fraction > 0 && held_out == 0)
+            error_set(
+                "%zu token%s are too few to hold out %g of them for validation; "
+                "--val-fraction=0 trains on all",
+                count, count == 1 ? "" : "s", fraction);
+        else if (fraction > 0)
+            corpus->validation = part(tokens, count - held_out, count, corpus->V);
     }
     free(tokens);
     bool good = tokens && corpus->train && (corpus->validation || fraction == 0) &&

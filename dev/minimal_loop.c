@@ -4,6 +4,7 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <tilegpt.h>
 
 static void *check(void *made) {
@@ -13,7 +14,7 @@ static void *check(void *made) {
 
 int main(int argc, char **argv) {
     if (argc < 2) return fprintf(stderr, "usage: minimal_loop TEXT [cpu|cuda]\n"), 2;
-    int cuda = argc > 2 ? argv[2][1] == 'u' : device_count_gpus() > 0;
+    int cuda = argc > 2 ? strcmp(argv[2], "cuda") == 0 : device_count_gpus() > 0;
     Device *device = check(device_open(cuda ? DEVICE_CUDA : DEVICE_CPU, 0));
 
     Corpus corpus;

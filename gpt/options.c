@@ -12,7 +12,7 @@ Options options = {
     .val_fraction = 0.1, .dropout = -1, .batch = 4, .accumulate = 1, .steps = 1000,
     .schedule = "cosine", .lr = 6e-4, .min_lr = 6e-5, .warmup = 100,
     .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip = 1,
-    .eval_every = 250, .keep_best = true, .log_every = 10, .rank_timeout = 45,
+    .eval_every = 250, .save_every = 1000, .keep_best = true, .log_every = 10, .rank_timeout = 45,
     .temperature = 0.8, .top_k = 200, .sample_tokens = 256, .seed = 1337,
 };
 
@@ -27,7 +27,7 @@ Options options = {
 
 #define SHAPE_FLAGS                                                                            \
     STRING("preset", preset, "shakespeare-cpu, shakespeare, gpt2-124M, -350M, -774M, -1558M; " \
-                             "auto: one of the first two"),                                    \
+                             "auto: one of the first two; sets what is not given"),            \
     INT("layers", layers, 0, "layers (L); 0: the preset's"),                                   \
     INT("heads", heads, 0, "heads (NH); 0: the preset's"),                                     \
     INT("width", width, 0, "channels (C); 0: the preset's"),                                   \
@@ -110,7 +110,7 @@ static const struct {
     {"shakespeare-cpu", "lr", "2e-3"}, {"shakespeare-cpu", "min-lr", "1e-4"},
     {"shakespeare-cpu", "beta2", "0.99"},
     {"gpt2-", "steps", "19560"}, {"gpt2-", "warmup", "700"},
-    {"gpt2-", "eval-tokens", "1048576"}, {"gpt2-", "save-every", "1000"},
+    {"gpt2-", "eval-tokens", "1048576"},
 };
 /* clang-format on */
 
@@ -143,6 +143,17 @@ bool options_model(Flag *flags, DeviceType device, const char *base, GptConfig *
     if (p >= 0)
         config->embedding_dropout = config->residual_dropout = config->attention_dropout = p;
     return true;
+}
+
+void options_resolve(const GptConfig *config, size_t T) {
+    float p = config->residual_dropout;
+    options.layers = (int64_t)config->L;
+    options.heads = (int64_t)config->NH;
+    options.width = (int64_t)config->C;
+    options.context = (int64_t)config->T;
+    options.vocabulary = (int64_t)config->V;
+    options.sequence = (int64_t)T;
+    if (config->embedding_dropout == p && config->attention_dropout == p) options.dropout = p;
 }
 
 GptOptions options_gpt(const Device *device, const GptConfig *config, GptUse use) {

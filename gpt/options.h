@@ -29,6 +29,10 @@ extern Flag options_train[], options_sample[], options_eval[], options_plan[];
  * options of this table that were not given the preset's values. */
 bool options_model(Flag *flags, DeviceType device, const char *base, GptConfig *config);
 
+/* Writes what a preset or a checkpoint decided back into the options, so that a record of them is
+ * complete. T: tokens in a sequence. */
+void options_resolve(const GptConfig *config, size_t T);
+
 /* Batch, precision and so on, for a model of this configuration on this device. */
 GptOptions options_gpt(const Device *device, const GptConfig *config, GptUse use);
 

@@ -51,7 +51,6 @@ static bool keep_rows(const char *path, uint64_t step) {
 
 bool log_open(Log *log, const char *directory, uint64_t resume_step) {
     memset(log, 0, sizeof *log);
-    log->last = log_seconds();
     if (!directory) return true;
     char path[FILE_PATH_BYTES];
     if (!file_join(path, directory, "log.csv")) return false;
@@ -65,11 +64,9 @@ bool log_open(Log *log, const char *directory, uint64_t resume_step) {
 }
 
 void log_step(Log *log, const LogStep *s, bool print) {
-    double now = log_seconds(), whole = now - log->last, speed = s->tokens / s->seconds;
-    log->last = now;
+    double speed = s->tokens / s->seconds;
     /* The first step pays for plans and page faults; a slowly moving mean forgets it. */
-    log->mean_seconds =
-        log->mean_seconds == 0 ? whole : log->mean_seconds + 0.05 * (whole - log->mean_seconds);
+    log->mean_seconds += (log->mean_seconds == 0 ? 1 : 0.05) * (s->seconds - log->mean_seconds);
     if (log->csv) {
         fprintf(log->csv, "%llu,train,%.9g,%.9g,%.9g,%.3f,%.0f\n", (unsigned long long)s->step,
                 s->loss, s->norm, s->lr, 1e3 * s->seconds, speed);

@@ -27,11 +27,10 @@ typedef struct {
 } LogStep;
 
 /* "step   250/5000 | loss 2.0812 | norm 0.93 | lr 1.00e-03 | 4.1 ms | 3996k tok/s | mfu 31.2% | 0:19 left".
- * Time left follows the average step so far, which the log keeps. */
+ * Time left is the steps' alone, at their mean so far. */
 typedef struct {
     FILE *csv;
-    double mean_seconds; /* running mean of a step, evaluations and saves included */
-    double last;         /* when the last step ended */
+    double mean_seconds; /* running mean of a step */
 } Log;
 
 /* Opens directory/log.csv, keeping the rows of steps up to resume_step and dropping later ones (0:

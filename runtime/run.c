@@ -28,7 +28,10 @@ bool run_create(Run *run, const char *wanted, const char *name) {
     if (wanted[0]) {
         if (!run_name(run, wanted) || make_directory(wanted) < 0) return false;
         return !file_exists(run->flags) ||
-               error_set("%s holds an earlier run; go on with it by --resume, or name another",
+               error_set(file_exists(run->last)
+                             ? "%s holds an earlier run; go on with it by --resume, or name another"
+                             : "%s holds an earlier run that ended before its first checkpoint; "
+                               "remove it, or name another",
                          wanted);
     }
     if (make_directory("runs") < 0) return false;
