@@ -2,6 +2,7 @@
  *
  * Wiring and the training loop; the options are in gpt/options.c, the kernels elsewhere. C, compiled
  * as such with or without CUDA. */
+#include <fcntl.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -22,9 +23,10 @@
 
 static volatile sig_atomic_t interrupted;
 
+/* The first signal asks for an end after saving; a second one ends the process at once. */
 static void on_signal(int number) {
-    (void)number;
     interrupted = 1;
+    signal(number, SIG_DFL);
 }
 
 static Device *open_device(const Comm *comm) {
@@ -47,6 +49,8 @@ static bool open_corpus(Corpus *corpus, Tokenizer *tokenizer, size_t V, double f
         return corpus_open_shards(corpus, options.data,
                                   options.val_data[0] ? options.val_data : NULL, V);
     }
+    if (options.val_data[0])
+        return error_set("--val-data goes with token shards; a text has --val-fraction");
     return corpus_open_text(corpus, options.data, tokenizer, options.tokenizer, fraction);
 }
 
@@ -111,15 +115,23 @@ static bool validate(Trainer *t) {
 
 static bool due(int64_t every, uint64_t step) { return every > 0 && step % (uint64_t)every == 0; }
 
-/* One update: `accumulate` forwards and backwards, then AdamW. */
-static bool update(Trainer *t, double lr, double *loss, double *norm) {
+/* Whether some rank was asked to stop; then all know it. */
+static bool stopping(Trainer *t) {
+    if (comm_sum_double(t->comm, interrupted) > 0) interrupted = 1;
+    return interrupted;
+}
+
+/* Update number line->step: `accumulate` forwards and backwards, then AdamW. An interruption between
+ * them abandons it. */
+static bool update(Trainer *t, LogStep *line) {
     size_t ranks = comm_ranks(t->comm), rank = comm_rank(t->comm),
            micro_steps = (size_t)options.accumulate;
-    AdamW adamw = {(float)lr,          (float)options.beta1,        (float)options.beta2,
+    AdamW adamw = {(float)line->lr,    (float)options.beta1,        (float)options.beta2,
                    (float)options.eps, (float)options.weight_decay, (float)options.clip,
-                   t->state.step + 1};
+                   line->step};
+    bool done = false;
     gpt_zero_gradients(t->model);
-    for (size_t micro = 0; micro < micro_steps; micro++) {
+    for (size_t micro = 0; micro < micro_steps && !(micro && stopping(t)); micro++) {
         if (!agree(t->comm, loader_next(&t->loader, t->tokens, t->targets))) return false;
         uint64_t key =
             random_mix(random_mix((uint64_t)options.seed, t->state.step), micro * ranks + rank);
@@ -127,12 +139,43 @@ static bool update(Trainer *t, double lr, double *loss, double *norm) {
                          micro + 1 == micro_steps);
         gpt_forward(t->model, t->tokens, t->targets, t->loader.B, t->loader.T, GPT_TRAIN);
         gpt_backward(t->model);
+        done = micro + 1 == micro_steps;
     }
+    if (!done) return true;
     gpt_update(t->model, adamw);
     comm_heartbeat(t->comm);
-    *loss = gpt_loss(t->model);
-    *norm = gpt_gradient_norm(t->model);
+    line->loss = gpt_loss(t->model);
+    line->norm = gpt_gradient_norm(t->model);
+    t->diverged = !isfinite(line->loss) || !isfinite(line->norm);
+    if (t->diverged)
+        return error_set(
+            "step %llu: the loss is %g and the gradient norm %g; stopped without "
+            "updating. %s with a lower --lr or another --seed",
+            (unsigned long long)line->step, line->loss, line->norm,
+            file_exists(t->run.last) ? "Resume from the last good checkpoint"
+                                     : "Nothing was saved before it: start again");
+    t->state.step = line->step;
+    t->state.next_batch = t->loader.next;
+    t->state.tokens += (uint64_t)line->tokens;
     return true;
+}
+
+/* What else a step may be due for. */
+static bool after_step(Trainer *t) {
+    uint64_t step = t->state.step;
+    bool final = step == (uint64_t)options.steps;
+    if ((due(options.eval_every, step) || final) && !validate(t)) return false;
+    if (due(options.sample_every, step) && !final) {
+        if (leader(t) && t->corpus.tokenizer)
+            write_sample(t->model, t->corpus.tokenizer, "",
+                         random_mix((uint64_t)options.seed, step));
+        comm_barrier(t->comm);
+    }
+    return !due(options.save_every, step) || final || save(t, t->run.last, &t->state);
+}
+
+static bool patient(const Trainer *t) {
+    return options.patience == 0 || t->state.stale_validations < (uint64_t)options.patience;
 }
 
 static bool train_loop(Trainer *t) {
@@ -147,41 +190,21 @@ static bool train_loop(Trainer *t) {
                     .peak = gpt_options(t->model)->type == TYPE_BF16
                                 ? log_peak_flops(t->device) * (double)ranks
                                 : 0};
-    bool stop = false;
-    while (!stop && t->state.step < (uint64_t)options.steps) {
+    while (!stopping(t) && patient(t) && t->state.step < (uint64_t)options.steps) {
         double start = log_seconds();
+        line.step = t->state.step + 1;
         line.lr = schedule_lr(&schedule, t->state.step);
-        if (!update(t, line.lr, &line.loss, &line.norm)) return false;
-        uint64_t step = line.step = t->state.step + 1;
-        t->diverged = !isfinite(line.loss) || !isfinite(line.norm);
-        if (t->diverged)
-            return error_set(
-                "step %llu: the loss is %g and the gradient norm %g; stopped without "
-                "updating. The last good checkpoint is kept; resume it with a lower "
-                "--lr or another --seed",
-                (unsigned long long)step, line.loss, line.norm);
-        t->state.step = step;
-        t->state.next_batch = t->loader.next;
-        t->state.tokens += (uint64_t)line.tokens;
+        if (!update(t, &line)) return false;
+        if (t->state.step < line.step) break; /* interrupted: the update is abandoned */
         line.seconds = log_seconds() - start;
-        if (leader(t)) log_step(&t->log, &line, due(options.log_every, step) || step == 1);
-        stop = comm_sum_double(t->comm, interrupted) > 0;
-        if (stop) interrupted = 1;
-        bool final = stop || step == (uint64_t)options.steps;
-        if ((due(options.eval_every, step) || (final && !stop)) && !validate(t)) return false;
-        if (options.patience && t->state.stale_validations >= (uint64_t)options.patience) {
-            if (leader(t))
-                printf("no better validation loss in %lld validations: stopping\n",
-                       (long long)options.patience);
-            stop = final = true;
-        }
-        if (leader(t) && t->corpus.tokenizer && due(options.sample_every, step) && !final)
-            write_sample(t->model, t->corpus.tokenizer, "",
-                         random_mix((uint64_t)options.seed, step));
-        if ((due(options.save_every, step) || final) && !save(t, t->run.last, &t->state))
-            return false;
+        if (leader(t))
+            log_step(&t->log, &line, due(options.log_every, line.step) || line.step == 1);
+        if (!after_step(t)) return false;
     }
-    return true;
+    if (leader(t) && !patient(t))
+        printf("no better validation loss in %lld validations: stopping\n",
+               (long long)options.patience);
+    return save(t, t->run.last, &t->state);
 }
 
 /* base: the checkpoint that the parameters come from; NULL for new ones. */
@@ -196,16 +219,17 @@ static bool start_model(Trainer *t, const char *base, const GptConfig *config) {
                          (uint64_t)options.seed,
                          0};
     if (!loader_check(&t->loader)) return false;
+    t->model = gpt_create(config, &sizes, t->device, t->comm);
+    if (!t->model) return false;
     t->tokens = malloc(sizes.B * sizes.T * sizeof *t->tokens);
     t->targets = malloc(sizes.B * sizes.T * sizeof *t->targets);
     if (!t->tokens || !t->targets) return error_set("out of host memory");
-    t->model = gpt_create(config, &sizes, t->device, t->comm);
-    if (!t->model) return false;
     t->state = (TrainerState){0, 0, (uint64_t)options.seed, INFINITY, 0, 0};
     if (!base) gpt_init(t->model, (uint64_t)options.seed);
     if (base && !checkpoint_load(base, t->model)) return false;
     if (options.resume && !checkpoint_resume(base, t->model, &t->state)) return false;
-    t->loader.next = t->state.next_batch;
+    /* The place in the data, also for another number of ranks or sequences than before. */
+    t->loader.next = t->state.tokens / (sizes.B * sizes.T * t->loader.ranks);
     return true;
 }
 
@@ -224,6 +248,20 @@ static bool open_data_and_model(Trainer *t) {
     if (!check_vocabulary(t->corpus.V, &config) || !start_model(t, base, &config)) return false;
     options_resolve(&config, t->loader.T);
     return true;
+}
+
+/* Ranks that were given other options or other data would train different models. */
+static bool same_on_all_ranks(Trainer *t) {
+    char value[FILE_PATH_BYTES];
+    uint64_t mine = random_mix(dataset_tokens(t->corpus.train), t->state.step), first;
+    for (const Flag *flag = options_train; flag->name; flag++) {
+        flags_format(flag, value, sizeof value);
+        for (const char *c = value; *c; c++) mine = random_mix(mine, (unsigned char)*c);
+    }
+    first = mine;
+    comm_broadcast(t->comm, &first, sizeof first);
+    return first == mine ||
+           error_set("rank %zu has other options or data than rank 0", comm_rank(t->comm));
 }
 
 static bool open_run(Trainer *t) {
@@ -252,6 +290,7 @@ static bool prepare(Trainer *t) {
     if (!agree(t->comm, good) || !comm_attach(t->comm, t->device)) return false;
     comm_set_timeout(t->comm, options.rank_timeout);
     if (!agree(t->comm, open_data_and_model(t))) return false;
+    if (!agree(t->comm, same_on_all_ranks(t))) return false;
     return agree(t->comm, !leader(t) || open_run(t));
 }
 
@@ -270,6 +309,7 @@ static bool command_train(Comm *comm) {
     if (good) {
         sigaction(SIGINT, &action, NULL);
         sigaction(SIGTERM, &action, NULL);
+        signal(SIGPIPE, SIG_IGN); /* a closed output does not end a training */
         good = train_loop(&t);
         if (!good && !t.diverged && t.state.step > 0) save_after_failure(&t);
     }
@@ -295,9 +335,10 @@ static bool command_plan(Comm *comm) {
     GptConfig config;
     GptPlan plan;
     Device *device = open_device(comm);
-    if (!device || !options_model(options_plan, device->type, NULL, &config)) return false;
-    GptOptions sizes = options_gpt(device, &config, GPT_TRAINING);
-    bool good = gpt_plan(&config, &sizes, device, &plan);
+    GptOptions sizes;
+    bool good = device && options_model(options_plan, device->type, NULL, &config);
+    if (good) sizes = options_gpt(device, &config, GPT_TRAINING);
+    good = good && gpt_plan(&config, &sizes, device, &plan);
     if (good) {
         size_t available, total;
         device_memory(device, &available, &total);
@@ -386,6 +427,9 @@ static void print_usage(FILE *file) {
 }
 
 int main(int argc, char **argv) {
+    /* Without these three, a file of ours could be opened in the place of stdout. */
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return 2;
     size_t c = 0;
     while (c < COMMANDS && (argc < 2 || strcmp(argv[1], commands[c].name) != 0)) c++;
     bool help =
@@ -398,6 +442,8 @@ int main(int argc, char **argv) {
     Comm *comm = NULL;
     bool good = flags_parse(commands[c].flags, argc - 2, argv + 2);
     if (good) good = (comm = comm_open(&argc, &argv)) && commands[c].run(comm);
+    if (good && (fflush(stdout) != 0 || ferror(stdout)))
+        good = error_set("the output could not be written");
     int status = good ? (interrupted ? 130 : 0) : 2;
     if (!good) fprintf(stderr, "train_gpt: %s\n", error_message());
     comm_close(comm);

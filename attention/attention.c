@@ -14,6 +14,11 @@
 /* Queries, keys and heads are counters of 32 bits in the dropout draw and indices of 31 in BLAS. */
 #define LENGTH_MAX ((size_t)INT32_MAX)
 
+/* More than any machine holds, and small enough that the bytes of no workspace wrap: up to some
+ * 2^16 a row of queries, and 2^4 a score. */
+#define ROWS_MAX ((size_t)1 << 40)
+#define SCORES_MAX ((size_t)1 << 56)
+
 /* --- families --- */
 
 typedef struct {
@@ -115,6 +120,8 @@ static bool complete_problem(const Attention *problem, Attention *complete) {
     if (p.device != DEVICE_CPU && p.device != DEVICE_CUDA)
         return error_set("attention: device %d is neither DEVICE_CPU nor DEVICE_CUDA",
                          (int)p.device);
+    if (type_bytes(p.type) == 0)
+        return error_set("attention: there is no type %d; see DataType", (int)p.type);
     if ((unsigned)p.family >= ATTENTION_FAMILIES)
         return error_set("attention: there is no family %d; see attention_by_name", (int)p.family);
     if (p.mask != ATTENTION_FULL && p.mask != ATTENTION_CAUSAL)
@@ -130,6 +137,15 @@ static bool complete_problem(const Attention *problem, Attention *complete) {
         return error_set(
             "attention: B=%zu NH=%zu TQ=%zu TK=%zu: TQ, TK and B·NH must be below 2^31", p.B, p.NH,
             p.TQ, p.TK);
+    const size_t rows = p.B * p.NH * p.TQ;
+    if (rows > ROWS_MAX)
+        return error_set("attention: B=%zu NH=%zu TQ=%zu: B·NH·TQ must be at most 2^40", p.B, p.NH,
+                         p.TQ);
+    if (p.family == ATTENTION_NAIVE && rows > SCORES_MAX / p.TK)
+        return error_set(
+            "attention: B=%zu NH=%zu TQ=%zu TK=%zu: naive stores every score, at most 2^56; use "
+            "flash_v1 or auto",
+            p.B, p.NH, p.TQ, p.TK);
     if (p.NKV > p.NH || p.NH % p.NKV != 0)
         return error_set(
             "attention: NKV=%zu does not divide NH=%zu; equally many query heads share "
@@ -153,6 +169,34 @@ static bool complete_problem(const Attention *problem, Attention *complete) {
 
 typedef enum { VIEW_READ, VIEW_WRITTEN } ViewUse;
 
+/* From the smallest stride to the largest, each must step over all that the smaller ones span.
+ * Doubles are exact wherever there is memory, and do not wrap elsewhere. */
+static bool check_distinct(const char *name, AttentionView view, size_t B, size_t T, size_t heads,
+                           size_t HS) {
+    typedef struct {
+        const char *name;
+        size_t stride, count;
+    } Axis;
+    Axis axes[3] = {{"token", view.token, T}, {"head", view.head, heads}, {"batch", view.batch, B}};
+    for (int i = 1; i < 3; i++)
+        for (int j = i; j > 0 && axes[j].stride < axes[j - 1].stride; j--) {
+            Axis larger = axes[j - 1];
+            axes[j - 1] = axes[j];
+            axes[j] = larger;
+        }
+    double span = (double)HS;
+    for (int i = 0; i < 3; i++) {
+        if (axes[i].count == 1) continue;
+        if ((double)axes[i].stride < span)
+            return error_set(
+                "attention: %s is written, so its elements must not overlap: its %s stride is %zu, "
+                "but HS=%zu and the smaller strides span %.0f",
+                name, axes[i].name, axes[i].stride, HS, span);
+        span += (double)(axes[i].count - 1) * (double)axes[i].stride;
+    }
+    return true;
+}
+
 /* A head's rows must not overlap, which BLAS needs of inputs too; elements that are written must
  * all be distinct. */
 static bool check_view(const char *name, AttentionView view, ViewUse use, const Attention *p,
@@ -163,13 +207,7 @@ static bool check_view(const char *name, AttentionView view, ViewUse use, const 
             "attention: the token stride of %s is %zu elements; it must be at least "
             "HS=%zu and below 2^31",
             name, view.token, p->HS);
-    if (use == VIEW_WRITTEN &&
-        ((heads > 1 && view.head < p->HS) || (p->B > 1 && view.batch < p->HS)))
-        return error_set(
-            "attention: %s is written, so its head stride %zu and batch stride %zu must "
-            "be at least HS=%zu",
-            name, view.head, view.batch, p->HS);
-    return true;
+    return use == VIEW_READ || check_distinct(name, view, p->B, T, heads, p->HS);
 }
 
 static bool check_tensors(const Attention *p, const AttentionTensors *x, ViewUse outputs) {

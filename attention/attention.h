@@ -7,8 +7,12 @@
  * (B,T,3,NH,HS) activations, (B,NH,T,HS) tensors and others need no permute.
  *
  *   naive        materialises S and P in its workspace: the baseline    any device and type
- *   flash_v1     Dao et al. 2022 as written: tiles, running (m, ℓ, O)   any device and type
+ *   flash_v1     Dao et al. 2022, queries outside: running (m, ℓ, O)    any device and type
  *   flash_mma    bf16 tensor cores through mma.sync (Dao 2023)          CUDA, bf16, sm_80 and newer
+ *
+ * The papers are arXiv 2205.14135 (2022) and 2307.08691 (2023). flash_v1 keeps the arithmetic of
+ * the first, O normalised at every tile, but swaps the loops of its forward: queries outside and
+ * keys inside, so that m, ℓ and O never return to memory between tiles.
  *
  * Every family computes the same function, the dropout mask (runtime/random.h) included. Only O and
  * LSE are saved for the backward, which recomputes P. */
@@ -41,21 +45,24 @@ typedef struct {
     DataType type;     /* of all tensors but LSE. CPU: F32, F64. CUDA: F32, BF16 */
     size_t B;          /* batch */
     size_t NH;         /* query heads */
-    size_t NKV;        /* key/value heads, a divisor of NH; 0 means NH. Query head h reads key/value */
-                       /* head h / (NH / NKV)                                                        */
-    size_t TQ, TK;     /* queries and keys per sequence, >= 1 */
-    size_t HS;         /* head size, 1 … 256 */
-    AttentionMask mask; /* causal is aligned at the bottom right: query i sees keys j <= i + TK - TQ. A */
-                        /* query that sees none has O = 0, LSE = -inf and no gradient                  */
-    float scale;        /* 0 means 1/sqrt(HS) */
+    /* Key/value heads, a divisor of NH; 0 means NH. Query head h reads key/value head
+     * h / (NH / NKV). */
+    size_t NKV;
+    size_t TQ, TK; /* queries and keys per sequence, >= 1 */
+    size_t HS;     /* head size, 1 … 256 */
+    /* Causal is aligned at the bottom right: query i sees keys j <= i + TK - TQ. A query that sees
+     * none has O = 0, LSE = -inf and no gradient. */
+    AttentionMask mask;
+    float scale; /* 0 means 1/sqrt(HS) */
     Dropout dropout;
     int deterministic; /* nonzero: equal inputs give equal bits in the backward too */
     AttentionFamily family;
 } Attention;
 
-/* Element (b,t,h,i) is data[b*batch + t*token + h*head + i]. Strides in elements; the HS elements of
- * a head are contiguous. Any alignment that the type allows is correct; data and strides that are
- * multiples of 16 bytes are fast. */
+/* Element (b,t,h,i) is data[b*batch + t*token + h*head + i]. Strides in elements; the HS elements
+ * of a head are contiguous. Any alignment that the type allows is correct; data and strides that
+ * are multiples of 16 bytes are fast. What is written must nest: each stride is at least what HS
+ * and the smaller strides span. */
 typedef struct {
     void *data;
     size_t batch, token, head;

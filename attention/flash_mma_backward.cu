@@ -1,13 +1,18 @@
-/* flash_mma, backward, from O and LSE alone, deterministic and without atomics:
+/* flash_mma, backward, from O and LSE alone, deterministic and without atomics.
  *
- *   P = exp(scale · S - LSE)      dV = Pᵀ dO         D = Σ dO∘O by rows
- *   dP = dO Vᵀ                    dS = P ∘ (dP - D)  dQ = scale · dS K,  dK = scale · dSᵀ Q
+ * With S = scale · Q Kᵀ + mask and P = exp(S - LSE) recomputed, Z the dropout factors, 0 or
+ * 1/(1-p), and D = rowsum(dO ∘ O),
  *
- * With dropout, mask Z in {0, 1/(1-p)}: dV = (P∘Z)ᵀ dO and dS = P ∘ (dP∘Z - D).
+ *   dP = dO Vᵀ,  dS = scale · P ∘ (Z ∘ dP - D),  dV = (P ∘ Z)ᵀ dO,  dQ = dS K,  dK = dSᵀ Q
+ *
+ * Accumulators hold Q Kᵀ and dS / scale: scale is applied within the exponential of P, and to dQ
+ * and dK once, as they are stored. So is the 1/(1-p) of Z to dV.
  *
  * Three kernels: D (and LSE · log2 e), dK with dV by tiles of keys, dQ by tiles of queries. Each
  * sum has one owner, which adds in a fixed order. The price is that S and dP are computed twice: 7
- * matrix products to the 5 of one kernel that adds dQ to memory from every tile of keys.
+ * matrix products (S, dP, dV, dK; S, dP, dQ) to the 5 of Algorithm 2 of Dao 2023 (arXiv
+ * 2307.08691), which adds dQ to memory from every tile of keys. At D = 256 two blocks share
+ * the columns of dK and dV, and S and dP are computed a third time.
  *
  * The key kernel works on Sᵀ = K Qᵀ and dPᵀ = V dOᵀ: their accumulators are the A operands of Pᵀ dO
  * and dSᵀ Q, so P and dS stay in registers in both kernels. */
@@ -27,7 +32,7 @@ __device__ __forceinline__ float dot_chunk(uint4 x, uint4 y) {
     return sum;
 }
 
-/* dS / P of one score. */
+/* dS / (scale · P) of one score; dp is 0 already where Z is. */
 template <bool DROPOUT>
 __device__ __forceinline__ float score_gradient(const FlashMma &p, float dp, float delta) {
     return DROPOUT ? fmaf(dp, p.dropout.scale, -delta) : dp - delta;

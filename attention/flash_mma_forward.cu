@@ -1,9 +1,13 @@
 /* flash_mma, forward: O = dropout(softmax(scale · Q Kᵀ + mask)) V and LSE, in one pass over the
- * keys.
+ * keys: Algorithm 1 of Dao 2023 (arXiv 2307.08691).
  *
- *   for each tile of queries (one block):      for each tile of keys that the mask leaves:
- *       S = Q Kᵀ;  m, ℓ, P = online softmax of S;  O = corrected O + P V
- *   O /= ℓ,  LSE = m + log ℓ
+ *   for each tile of queries (one block), for each tile of keys that the mask leaves:
+ *       S = scale · Q Kᵀ + mask,   m' = max(m, rowmax S),   P = exp(S - m')
+ *       ℓ' = exp(m - m') ℓ + rowsum P,   O' = exp(m - m') O + (P ∘ Z) V
+ *   and at the end O /= ℓ,  LSE = m + log ℓ
+ *
+ * Accumulators hold Q Kᵀ: scale is applied within the exponentials (mma_softmax.cuh). Of the
+ * dropout factors Z, the zeros are applied to P and the common 1/(1-p) together with 1/ℓ.
  *
  * S, P and O never leave registers: a warp owns whole rows, and the accumulator of S is the A
  * operand of P V. Causal tiles beyond the diagonal are skipped, by the block and again by each

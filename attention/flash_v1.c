@@ -1,5 +1,6 @@
 /* FlashAttention of Dao, Fu, Ermon, Rudra, Ré 2022 (arXiv 2205.14135) on the CPU: Algorithm 1
- * forward, Algorithm 4 backward, with the L1 and L2 caches in the place of the GPU's shared memory.
+ * forward (2 adds scale, mask and dropout), Algorithm 4 backward, with the L1 and L2 caches in the
+ * place of the GPU's shared memory.
  *
  * Forward: one task for each tile of 64 queries. It walks the tiles of 64 keys that its queries see
  * and keeps (m, ℓ, O) of its queries, corrected at each tile (online_softmax.h). The paper has the
@@ -8,7 +9,10 @@
  *
  * Backward: with P = exp(S - LSE) recomputed, Z the dropout factors and D = rowsum(dO ∘ O),
  *
- *   dV = (P ∘ Z)ᵀ dO,  dP = Z ∘ (dO Vᵀ),  dS = scale · P ∘ (dP - D),  dQ = dS K,  dK = dSᵀ Q
+ *   dP = dO Vᵀ,  dS = scale · P ∘ (Z ∘ dP - D),  dV = (P ∘ Z)ᵀ dO,  dQ = dS K,  dK = dSᵀ Q
+ *
+ * The paper's dP is Z ∘ dP, and its scale (τ) multiplies dS K and dSᵀ Q in place of dS. It saves m
+ * and ℓ where LSE is saved here, and computes D in the loop where it is computed once here.
  *
  * One task for each key/value head and part of its key tiles. The tile's dK and dV stay in cache,
  * summed over the queries and over the heads that share it; dQ is summed in a buffer that belongs
@@ -95,7 +99,7 @@ typedef struct {
     real *q; /* (HS,TILE): Qᵀ */
     real *v; /* (TILE,HSp) */
     real *o; /* (TILE,HSp) */
-    real *s; /* (TILE,TILE): K Qᵀ, then Pᵀ */
+    real *s; /* (TILE,TILE): K Qᵀ, then (P ∘ Z / ℓ')ᵀ */
 } ForwardTiles;
 
 static size_t forward_tile_elements(const Attention *p) {
@@ -138,13 +142,17 @@ static void forward_query_tile(const Attention *p, const AttentionTensors *x, si
     for (size_t k0 = 0; k0 < seen; k0 += TILE) {
         const size_t keys = minimum(TILE, seen - k0);
         pack_rows(tiles.v, row(x->v, b, k0, kv), x->v.token, keys, HS, HSp);
+        /* The tile of S, without scale (Algorithm 1, line 9). */
         tile_product(tiles.s, TILE, row(x->k, b, k0, kv), x->k.token, 1, tiles.q, TILE, keys, TILE,
                      HS, PRODUCT_SET);
+        /* The mask, only where it cuts the tile (Algorithm 2, line 11; Algorithm 1 has none). */
         if (!all_seen(p->mask, q0, k0 + keys, p->TQ, p->TK))
             mask_scores(p, tiles.s, q0, queries, k0, keys);
+        /* m', ℓ' and P / ℓ' (lines 10, 11 and 13), then Z (Algorithm 2, line 14). */
         online_softmax_update(&state, tiles.s, keys, (real)p->scale);
         if (p->dropout.probability > 0)
             drop_scores(p, tiles.s, b * p->NH + h, q0, queries, k0, keys);
+        /* O' = (c ℓ / ℓ') O + (P ∘ Z / ℓ') V (line 12). */
         for (size_t i = 0; i < queries; i++)
             for (size_t c = 0; c < HSp; c++) tiles.o[i * HSp + c] *= state.correction[i];
         tile_product(tiles.o, HSp, tiles.s, 1, TILE, tiles.v, HSp, queries, HSp, keys, PRODUCT_ADD);
@@ -183,8 +191,8 @@ typedef struct {
     real *v_transposed; /* (HS,TILE) */
     real *dk, *dv;      /* (TILE,HSp) */
     real *q, *dout;     /* (TILE,HSp) */
-    real *s;            /* (TILE,TILE): S, then P ∘ Z; queries by keys */
-    real *dp;           /* (TILE,TILE): dO Vᵀ, then dS */
+    real *s;            /* (TILE,TILE): Q Kᵀ, then P ∘ Z; queries by keys */
+    real *dp;           /* (TILE,TILE): dP, then dS */
 } BackwardTiles;
 
 static size_t backward_tile_elements(const Attention *p) {
@@ -230,7 +238,7 @@ static BackwardWorkspace backward_workspace(const Attention *p, void *memory) {
     return w;
 }
 
-/* s: S to P ∘ Z; dp: dO Vᵀ to dS. Columns from `keys` on hold what is never read. */
+/* s: Q Kᵀ to P ∘ Z; dp: dP to dS. Columns from `keys` on hold what is never read. */
 static void score_gradients(const Attention *p, BackwardTiles tiles, const real *lse, const real *d,
                             size_t bh, size_t q0, size_t queries, size_t k0, size_t keys) {
     const real scale = (real)p->scale;
@@ -277,15 +285,21 @@ static void backward_key_tile(const Attention *p, const AttentionTensors *x,
             const real *lse = (const real *)x->lse + bh * p->TQ + q0;
             pack_rows(tiles.q, row(x->q, b, q0, h), x->q.token, queries, HS, HSp);
             pack_rows(tiles.dout, row(g->dout, b, q0, h), g->dout.token, queries, HS, HSp);
+            /* The tile of S, without scale (Algorithm 4, line 11). */
             tile_product(tiles.s, TILE, tiles.q, HSp, 1, tiles.k_transposed, TILE, queries, TILE,
                          HS, PRODUCT_SET);
+            /* dP = dO Vᵀ (line 17, the paper's dP^dropped). */
             tile_product(tiles.dp, TILE, tiles.dout, HSp, 1, tiles.v_transposed, TILE, queries,
                          TILE, HS, PRODUCT_SET);
+            /* Mask, P, P ∘ Z (lines 12 to 15) and dS (lines 18 and 20). */
             score_gradients(p, tiles, lse, d + bh * p->TQ + q0, bh, q0, queries, k0, keys);
+            /* dV += (P ∘ Z)ᵀ dO (line 16). */
             tile_product(tiles.dv, HSp, tiles.s, 1, TILE, tiles.dout, HSp, keys, HSp, queries,
                          PRODUCT_ADD);
+            /* dK += dSᵀ Q (line 22). */
             tile_product(tiles.dk, HSp, tiles.dp, 1, TILE, tiles.q, HSp, keys, HSp, queries,
                          PRODUCT_ADD);
+            /* dQ += dS K (line 21). */
             tile_product(dq + q0 * HSp, HSp, tiles.dp, TILE, 1, tiles.k, HSp, queries, HSp, keys,
                          PRODUCT_ADD);
         }

@@ -1,24 +1,28 @@
 /* FlashAttention of Dao, Fu, Ermon, Rudra, Ré 2022 (arXiv 2205.14135) in float arithmetic, on any
- * GPU: Algorithm 1 forward, Algorithm 4 backward, on tiles of 64 queries × 64 keys.
+ * GPU: Algorithm 1 forward (2 adds scale, mask and dropout), Algorithm 4 backward, on tiles of 64
+ * queries × 64 keys.
  *
  * Forward, one block for each tile of queries. For each tile of keys that its queries see:
  *
  *   S = scale · Q Kᵀ + mask,   m' = max(m, rowmax S),   c = exp(m - m')
  *   P = exp(S - m'),           ℓ' = c ℓ + rowsum P,     O' = (c ℓ / ℓ') O + (P ∘ Z / ℓ') V
  *
- * and at the end LSE = m + log ℓ. Z are the dropout factors. O is normalised over the keys so far
- * at every step, as the paper has it; flash_mma divides once, at the end. The paper's outer loop is
- * over keys, so that O, m, ℓ return to memory at each step; with the queries outside they stay in
- * registers, and blocks share nothing. Tiles pass through shared memory in slices (float_tile.cuh),
- * Q's anew for each tile of keys, out of the caches: so one tile size fits every HS and every GPU.
+ * with m, ℓ, O the old and m', ℓ', O' the new; at the end LSE = m + log ℓ. Z are the dropout
+ * factors. O is normalised over the keys so far at every step, as the paper has it; flash_mma
+ * divides once, at the end. The paper's outer loop is over keys, so that O, m, ℓ return to memory
+ * at each step; with the queries outside they stay in registers, and blocks share nothing. Tiles
+ * pass through shared memory in slices (float_tile.cuh), Q's anew for each tile of keys, out of the
+ * caches: so one tile size fits every HS and every GPU.
  *
  * Backward. With P = exp(S - LSE) recomputed and D = rowsum(dO ∘ O),
  *
- *   dV = (P ∘ Z)ᵀ dO,  dP = Z ∘ (dO Vᵀ),  dS = scale · P ∘ (dP - D),  dQ = dS K,  dK = dSᵀ Q
+ *   dP = dO Vᵀ,  dS = scale · P ∘ (Z ∘ dP - D),  dV = (P ∘ Z)ᵀ dO,  dQ = dS K,  dK = dSᵀ Q
+ *
+ * (the paper's dP is Z ∘ dP, and its scale multiplies dS K and dSᵀ Q in place of dS).
  *
  * One kernel has a block for each tile of keys and sums dK and dV over the queries, and over the
  * heads that share the keys; another has a block for each tile of queries and sums dQ. S and dP are
- * computed twice, 7 products in place of 5, and no sum depends on the order of blocks.
+ * computed twice, 7 products in place of 5; without atomics, no sum depends on the order of blocks.
  *
  * A query without keys has m = -inf throughout, and -inf - -inf is NaN: subtracting 0 in its place
  * makes all its exponentials 0, hence O = 0, ℓ = 0, LSE = -inf. In the backward the mask alone
@@ -212,7 +216,7 @@ __device__ __forceinline__ Query load_query(const Attention &p, const float *lse
     return {lse[bh * p.TQ + i], delta[bh * p.TQ + i]};
 }
 
-/* From Q Kᵀ and dO Vᵀ of one place: s becomes P ∘ Z, dp becomes dS. */
+/* From Q Kᵀ and dP of one place: s becomes P ∘ Z, dp becomes dS. */
 __device__ __forceinline__ void score_gradient(float &s, float &dp, bool seen, float factor,
                                                Query query, float scale) {
     const float probability = seen ? expf(score(s, scale) - query.lse) : 0.0f;

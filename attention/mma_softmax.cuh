@@ -1,10 +1,16 @@
-/* Online softmax (Milakov and Gimelshein 2018) on tensor-core accumulators.
+/* Online softmax (Milakov and Gimelshein 2018) on tensor-core accumulators, as in Algorithm 1 of
+ * Dao 2023 (arXiv 2307.08691).
  *
- * Over the tiles of one row: m = max so far, ℓ = Σ exp(s - m), O = Σ exp(s - m) v. A tile that
- * raises m from m' multiplies ℓ and O by exp(m' - m). O is divided by ℓ once, after the last tile
- * (Dao 2023). With c = scale · log2 e > 0, exp(scale · (s - m)) = exp2(c·s - c·m): one fused
- * multiply-add and one ex2 per score, and m is kept unscaled. ℓ is summed per lane and over the
- * row's four lanes only at the end. */
+ * For one row, over the tiles so far, with scores s = q k before scaling:
+ * m = max s,  ℓ = Σ exp(scale · (s - m)),  O = Σ exp(scale · (s - m)) v. A tile changes them to
+ *
+ *   m' = max(m, max_j s_j),   r = exp(scale · (m - m')),   p_j = exp(scale · (s_j - m'))
+ *   ℓ' = r ℓ + Σ_j p_j,       O' = r O + Σ_j p_j v_j
+ *
+ * O is divided by ℓ once, after the last tile; online_softmax.h keeps it normalised. With
+ * c = scale · log2 e > 0 (not the c of that file), exp(scale · (s - m')) = exp2(c·s - c·m'): one
+ * fused multiply-add and one ex2 per score. ℓ is summed per lane and over the row's four lanes only
+ * at the end. */
 #ifndef ATTENTION_MMA_SOFTMAX_CUH
 #define ATTENTION_MMA_SOFTMAX_CUH
 
@@ -12,7 +18,7 @@
 
 template <int M>
 struct OnlineSoftmax {
-    float top[M][2]; /* m */
+    float top[M][2]; /* m, before scaling */
     float sum[M][2]; /* this lane's part of ℓ */
 
     __device__ __forceinline__ OnlineSoftmax() {
@@ -25,7 +31,7 @@ struct OnlineSoftmax {
             }
     }
 
-    /* scores become exp(scale · (s - m)); O is brought to the new m. */
+    /* scores become p; m, ℓ become m', ℓ'; O is corrected to m', without the tile's p v. */
     template <int N, int NO>
     __device__ __forceinline__ void step(float (&scores)[M][N][4], float (&out)[M][NO][4],
                                          float c) {

@@ -5,7 +5,9 @@
  *   backward   P = exp(S - LSE),  dP = dO Vᵀ,  dS = scale · P ∘ (Z ∘ dP - D),  D = rowsum(dO ∘ O)
  *              dV = (P ∘ Z)ᵀ dO,  dQ = dS K,  dK = dSᵀ Q
  *
- * Z are the dropout factors. Heads run in parallel, each product is one BLAS call. */
+ * Z are the dropout factors. These are Algorithms 0 and 3 of Dao et al. 2022 (arXiv 2205.14135)
+ * with scale, mask and dropout; D equals the rowsum(P ∘ Z ∘ dP) of the second. Heads run in
+ * parallel, each product is one BLAS call. */
 #include <math.h>
 #ifdef TILEGPT_BLAS
 #include <cblas.h>
@@ -110,7 +112,7 @@ void LAYER(naive_forward)(const Attention *p, const AttentionTensors *x, void *w
     }
 }
 
-/* s[0 … TK): scores to P ∘ Z. dp: dO Vᵀ to dS. */
+/* s[0 … TK): scores to P ∘ Z. dp: dP to dS. */
 static void softmax_row_backward(const Attention *p, real *s, real *dp, const real *o,
                                  const real *dout, real lse, size_t bh, size_t i) {
     const size_t seen = keys_seen(p->mask, i, p->TQ, p->TK);

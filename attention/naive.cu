@@ -5,10 +5,10 @@
  *   backward   P = exp(S - LSE),  dP = dO Vᵀ,  dS = scale · P ∘ (Z ∘ dP - D),  D = rowsum(dO ∘ O)
  *              dV = (P ∘ Z)ᵀ dO,  dQ = dS K,  dK = dSᵀ Q
  *
- * Z are the dropout factors. S and dP are float, so that large scores keep their differences; P ∘ Z
- * and dS are `real`, what tensor cores multiply, and take the place of S and dP row by row. The
- * workspace is thus 4 bytes a score forward and 8 backward in either type, with rows padded to
- * multiples of 16 bytes.
+ * Z are the dropout factors; naive.c has the source. S and dP are float, so that large scores keep
+ * their differences; P ∘ Z and dS are `real`, what tensor cores multiply, and take the place of S
+ * and dP row by row. The workspace is thus 4 bytes a score forward and 8 backward in either type,
+ * with rows padded to multiples of 16 bytes.
  *
  * The products are cuBLASLt's, batched over the heads of a sequence, where every row starts at a
  * multiple of 16 bytes, and float_tile.cuh's elsewhere. In fp32 they are fp32 throughout, no TF32.
@@ -328,7 +328,7 @@ __global__ __launch_bounds__(THREADS) void softmax_kernel(const Attention p, flo
     }
 }
 
-/* Each row from S to P ∘ Z and from dO Vᵀ to dS in their places. */
+/* Each row from S to P ∘ Z and from dP to dS in their places. */
 __global__ __launch_bounds__(THREADS) void softmax_backward_kernel(const Attention p, float *scores,
                                                                    float *dscores, const float *lse,
                                                                    const AttentionView o,

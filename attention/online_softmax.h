@@ -2,7 +2,7 @@
  * 2022, arXiv 2205.14135, lines 10 to 13).
  *
  * For one query, m is the largest score so far and ℓ = Σ exp(s - m) over the keys so far. A tile
- * with scores s_j changes them to
+ * with scores s_j = scale · q k_j changes them to (m old, m' new, throughout attention/)
  *
  *   m' = max(m, max_j s_j),   c = exp(m - m'),   p_j = exp(s_j - m'),   ℓ' = c ℓ + Σ_j p_j
  *

@@ -10,9 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "data/replace.h"
 #include "runtime/error.h"
 #include "runtime/files.h"
+#include "runtime/replace.h"
 
 enum {
     SHARD_MAGIC = 20240520,
@@ -138,7 +138,8 @@ static const char *show_bytes(const unsigned char *bytes, size_t n, char *out, s
 /* Opens shard->path and checks its header against its size. */
 static bool open_shard(Shard *shard) {
     const char *path = shard->path;
-    shard->fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* O_NONBLOCK: a pipe by that name must not hang the program. */
+    shard->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat status;
     if (shard->fd < 0 || fstat(shard->fd, &status) != 0)
         return error_set("%s: cannot be opened: %s%s", path, strerror(errno),

@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/replace.h"
 #include "data/utf8.h"
 #include "runtime/error.h"
 #include "runtime/files.h"
+#include "runtime/replace.h"
 
 typedef struct {
     const char *name;  /* of the kind */

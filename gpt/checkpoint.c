@@ -4,6 +4,7 @@
 #include "gpt/checkpoint.h"
 
 #include <cjson/cJSON.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -259,13 +260,6 @@ static bool load_part(const Safetensors *file, const char *path, Gpt *model, con
     return true;
 }
 
-/* Whether the model has a parameter of that name. */
-static bool is_parameter(const Gpt *model, const char *name) {
-    for (size_t i = 0; i < gpt_tensors(model); i++)
-        if (!strcmp(gpt_tensor(model, i)->name, name)) return true;
-    return false;
-}
-
 /* The causal mask that older files store: h.N.attn.bias and h.N.attn.masked_bias. */
 static bool is_mask(const char *name) {
     int end = 0;
@@ -294,19 +288,30 @@ static bool check_head(const Safetensors *file, const char *path, const Safetens
                        path, head->name);
 }
 
-/* What is in the file beyond the model's tensors must be known to be of no account. */
+static bool check_other(const Safetensors *file, const char *path, const Gpt *model,
+                        const SafetensorsTensor *stored) {
+    const char *name = stored->name;
+    if (!strncmp(name, MODEL_PREFIX, strlen(MODEL_PREFIX))) name += strlen(MODEL_PREFIX);
+    if (is_mask(name)) return true;
+    if (strcmp(stored->name, "lm_head.weight") != 0)
+        return error_set("%s has a tensor %.80s, which a GPT-2 of %zu layers does not have", path,
+                         stored->name, gpt_config(model)->L);
+    return check_head(file, path, stored);
+}
+
+/* What is in the file beyond the model's tensors, all of which check_part has found there, must be
+ * known to be of no account. */
 static bool check_others(const Safetensors *file, const char *path, const Gpt *model) {
-    for (size_t i = 0; i < safetensors_count(file); i++) {
-        const SafetensorsTensor *stored = safetensors_at(file, i);
-        const char *name = stored->name;
-        if (!strncmp(name, MODEL_PREFIX, strlen(MODEL_PREFIX))) name += strlen(MODEL_PREFIX);
-        if (is_parameter(model, name) || is_mask(name)) continue;
-        if (strcmp(stored->name, "lm_head.weight") != 0)
-            return error_set("%s has a tensor %.80s, which a GPT-2 of %zu layers does not have",
-                             path, stored->name, gpt_config(model)->L);
-        if (!check_head(file, path, stored)) return false;
-    }
-    return true;
+    size_t count = safetensors_count(file);
+    bool *taken = calloc(count, sizeof *taken);
+    bool good = taken || error_set("no memory to check the tensors of %s", path);
+    for (size_t i = 0; good && i < gpt_tensors(model); i++)
+        taken[match(file, path, MODEL_PREFIX, /*bare=*/true, gpt_tensor(model, i)) -
+              safetensors_at(file, 0)] = true;
+    for (size_t i = 0; good && i < count; i++)
+        good = taken[i] || check_other(file, path, model, safetensors_at(file, i));
+    free(taken);
+    return good;
 }
 
 /* Opens the parameters, or says in what other form this directory holds them. */
@@ -365,8 +370,9 @@ static bool get_u64(const cJSON *json, const char *field, int base, uint64_t *va
         item->valuestring[strspn(item->valuestring, "0123456789abcdef")])
         return false;
     char *end;
+    errno = 0;
     *value = strtoull(item->valuestring, &end, base);
-    return !*end;
+    return !*end && errno != ERANGE;
 }
 
 /* The files that the trainer's state belongs with must be those of the same save. */

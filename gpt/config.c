@@ -38,7 +38,9 @@ bool gpt_config_check(const GptConfig *c) {
     /* Bounds that keep every product of dimensions far from overflow and catch mangled files. */
     const size_t most = (size_t)1 << 24;
     if (c->L < 1 || c->L > 4096) return error_set("a model has 1 to 4096 layers, not %zu", c->L);
-    if (c->NH < 1 || c->C < 1 || c->C > most / 16 || c->C % c->NH != 0)
+    if (c->C < 1 || c->C > most / 16)
+        return error_set("the width must be 1 to %zu, not %zu", most / 16, c->C);
+    if (c->NH < 1 || c->C % c->NH != 0)
         return error_set(
             "the width must be a positive multiple of the heads, but it is %zu with %zu heads",
             c->C, c->NH);

@@ -62,6 +62,19 @@ static void plan_arenas(GptPlan *plan, const GptConfig *config, const GptOptions
     }
 }
 
+/* Refuses what no machine holds before the exact plan is made, whose sums could wrap. From above: 8
+ * bytes a value, four arenas of parameters, fewer than 32 C activations a token and layer, and the
+ * embedding's and the head's counted as one layer more. */
+static bool check_size(const GptConfig *config, const GptOptions *options) {
+    double tokens = (double)options->B * (double)options->T;
+    double activations = 32 * tokens * (double)(config->L + 1) * (double)config->C;
+    double bytes = 8 * (4 * (double)gpt_parameters(config) + activations);
+    return bytes <= 0x1p56 ||
+           error_set("a batch of %zu sequences of %zu with %zu layers of width %zu could take %.0f "
+                     "PiB; a smaller batch, a shorter sequence or a smaller model needs less",
+                     options->B, options->T, config->L, config->C, bytes * 0x1p-50);
+}
+
 static bool check_options(const GptConfig *config, const GptOptions *options,
                           const Device *device) {
     if (!gpt_config_check(config)) return false;
@@ -72,6 +85,7 @@ static bool check_options(const GptConfig *config, const GptOptions *options,
             options->B, options->T, config->T);
     if (options->B > ((size_t)1 << 40) / options->T)
         return error_set("a batch of %zu sequences of %zu is too large", options->B, options->T);
+    if (!check_size(config, options)) return false;
     Attention problem =
         gpt_attention_problem(config, options, device->type, options->B, options->T);
     return attention_choose(&problem) != ATTENTION_AUTO;
@@ -135,10 +149,11 @@ static void report_memory(const GptConfig *config, const GptOptions *options, De
 
 /* --- Creation ------------------------------------------------------------------------------- */
 
+/* Each block before l has 12 tensors, so the search need not begin before those. */
 static size_t offset_of(const GptTable *table, const char *format, size_t l) {
     char name[64];
     snprintf(name, sizeof name, format, l);
-    for (size_t i = 0; i < table->count; i++)
+    for (size_t i = 12 * l; i < table->count; i++)
         if (strcmp(table->tensors[i].name, name) == 0) return table->tensors[i].offset;
     error_fatal(__FILE__, __LINE__, "the table has no tensor %s", name);
 }

@@ -26,6 +26,7 @@ static int32_t draw(const float *logits, size_t V, const Sampling *sampling, siz
     size_t best = 0;
     for (size_t v = 1; v < V; v++)
         if (logits[v] > logits[best]) best = v;
+    if (!isfinite(logits[best])) return -1;
     if (sampling->temperature == 0) return (int32_t)best;
     bool limited = sampling->top_k > 0 && sampling->top_k < V;
     float bound = limited ? top_k_bound(logits, V, sampling->top_k) : -INFINITY;
@@ -76,6 +77,10 @@ bool gpt_write_text(Gpt *model, const Tokenizer *tokenizer, const char *prompt, 
     fputs(prompt, file);
     for (size_t i = 0; i < count && !(stop && *stop); i++, n++) {
         tokens[n] = gpt_sample(model, tokens, n, sampling);
+        if (tokens[n] < 0) {
+            free(tokens);
+            return error_set("the model's logits are not finite");
+        }
         const char *piece = tokenizer_decode(tokenizer, tokens[n], &bytes);
         fwrite(piece, 1, bytes, file);
         fflush(file);

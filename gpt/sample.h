@@ -18,7 +18,8 @@ typedef struct {
 } Sampling;
 
 /* The token that follows tokens[0..n), n >= 1; the last T of them are read, T being the model's
- * context. Draw number n of the seed decides, so equal seeds give equal texts. */
+ * context. Draw number n of the seed decides, so equal seeds give equal texts.
+ * -1 if the logits are not finite. */
 int32_t gpt_sample(Gpt *model, const int32_t *tokens, size_t n, const Sampling *sampling);
 
 /* Writes the prompt (if it is empty: nothing, and the text goes on from a line break, or from token 0

@@ -14,20 +14,27 @@
 
 #define ALIGNMENT 256
 
-static const struct {
+typedef struct {
     const char *name;
     size_t bytes;
     DataType accumulator;
-} types[] = {
+} TypeFacts;
+
+static const TypeFacts types[] = {
     [TYPE_F32] = {"fp32", 4, TYPE_F32},
     [TYPE_F64] = {"fp64", 8, TYPE_F64},
     [TYPE_BF16] = {"bf16", 2, TYPE_F32},
     [TYPE_I32] = {"int32", 4, TYPE_I32},
 };
 
-size_t type_bytes(DataType type) { return types[type].bytes; }
-const char *type_name(DataType type) { return types[type].name; }
-DataType type_accumulator(DataType type) { return types[type].accumulator; }
+static TypeFacts facts(DataType type) {
+    bool known = (size_t)type < sizeof types / sizeof types[0];
+    return known ? types[type] : (TypeFacts){"unknown", 0, type};
+}
+
+size_t type_bytes(DataType type) { return facts(type).bytes; }
+const char *type_name(DataType type) { return facts(type).name; }
+DataType type_accumulator(DataType type) { return facts(type).accumulator; }
 
 /* The CPU: work is done when the call returns. */
 

@@ -16,8 +16,8 @@ extern "C" {
 typedef enum { DEVICE_CPU, DEVICE_CUDA } DeviceType;
 typedef enum { TYPE_F32, TYPE_F64, TYPE_BF16, TYPE_I32 } DataType;
 
-size_t type_bytes(DataType type);
-const char *type_name(DataType type); /* "fp32", "fp64", "bf16", "int32" */
+size_t type_bytes(DataType type);     /* 0 if there is no such type */
+const char *type_name(DataType type); /* "fp32", "fp64", "bf16", "int32"; else "unknown" */
 /* The type of sums, statistics and gradients that goes with tensors of this type: float, or double
  * for double. */
 DataType type_accumulator(DataType type);

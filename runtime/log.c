@@ -1,8 +1,11 @@
 #include "runtime/log.h"
 
+#include <errno.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "runtime/error.h"
 #include "runtime/files.h"
@@ -32,9 +35,10 @@ double log_peak_flops(const Device *device) {
     return 0;
 }
 
-static const char header[] = "step,split,loss,norm,lr,ms,tokens_per_second\n";
+#define HEADER "step,split,loss,norm,lr,ms,tokens_per_second\n"
 
-/* The part of an earlier log that ends with this step. */
+/* Cuts an earlier log after the rows of this step. What stays is not written again, so no failure
+ * can lose it. */
 static bool keep_rows(const char *path, uint64_t step) {
     char *text = file_read(path, (size_t)1 << 30, NULL);
     if (!text) return false;
@@ -44,9 +48,24 @@ static bool keep_rows(const char *path, uint64_t step) {
         if (!newline || (line != text && strtoull(line, NULL, 10) > step)) break;
         end = newline + 1;
     }
-    bool good = file_write(path, text, (size_t)(end - text));
+    bool good = truncate(path, end - text) == 0 ||
+                error_set("%s cannot be cut after step %llu: %s", path, (unsigned long long)step,
+                          strerror(errno));
     free(text);
     return good;
+}
+
+/* A row that cannot be written ends the log, not the training. */
+__attribute__((format(printf, 2, 3))) static void write_row(Log *log, const char *format, ...) {
+    if (!log->csv) return;
+    va_list arguments;
+    va_start(arguments, format);
+    bool good = vfprintf(log->csv, format, arguments) >= 0 && fflush(log->csv) == 0;
+    va_end(arguments);
+    if (good) return;
+    fprintf(stderr, "log.csv cannot be written: %s; training goes on without it\n",
+            strerror(errno));
+    log_close(log);
 }
 
 bool log_open(Log *log, const char *directory, uint64_t resume_step) {
@@ -57,9 +76,8 @@ bool log_open(Log *log, const char *directory, uint64_t resume_step) {
     bool keep = resume_step > 0 && file_exists(path);
     if (keep && !keep_rows(path, resume_step)) return false;
     log->csv = fopen(path, keep ? "a" : "w");
-    if (!log->csv) return error_set("%s cannot be written", path);
-    if (!keep) fputs(header, log->csv);
-    fflush(log->csv);
+    if (!log->csv) return error_set("%s cannot be written: %s", path, strerror(errno));
+    if (!keep) write_row(log, HEADER);
     return true;
 }
 
@@ -67,11 +85,8 @@ void log_step(Log *log, const LogStep *s, bool print) {
     double speed = s->tokens / s->seconds;
     /* The first step pays for plans and page faults; a slowly moving mean forgets it. */
     log->mean_seconds += (log->mean_seconds == 0 ? 1 : 0.05) * (s->seconds - log->mean_seconds);
-    if (log->csv) {
-        fprintf(log->csv, "%llu,train,%.9g,%.9g,%.9g,%.3f,%.0f\n", (unsigned long long)s->step,
-                s->loss, s->norm, s->lr, 1e3 * s->seconds, speed);
-        fflush(log->csv);
-    }
+    write_row(log, "%llu,train,%.9g,%.9g,%.9g,%.3f,%.0f\n", (unsigned long long)s->step, s->loss,
+              s->norm, s->lr, 1e3 * s->seconds, speed);
     if (!print) return;
     char mfu[16] = "unknown";
     if (s->peak > 0)
@@ -87,10 +102,7 @@ void log_step(Log *log, const LogStep *s, bool print) {
 }
 
 void log_validation(Log *log, uint64_t step, double loss, bool best) {
-    if (log->csv) {
-        fprintf(log->csv, "%llu,validation,%.9g,,,,\n", (unsigned long long)step, loss);
-        fflush(log->csv);
-    }
+    write_row(log, "%llu,validation,%.9g,,,,\n", (unsigned long long)step, loss);
     printf("step %5llu | validation loss %.4f%s\n", (unsigned long long)step, loss,
            best ? " (best)" : "");
     fflush(stdout);

@@ -34,7 +34,8 @@ typedef struct {
 } Log;
 
 /* Opens directory/log.csv, keeping the rows of steps up to resume_step and dropping later ones (0:
- * start anew). False with error_message(). directory NULL: no file. */
+ * start anew). False with error_message(). directory NULL: no file. A row that cannot be written
+ * later gives one warning on stderr and ends the file, not the run. */
 bool log_open(Log *log, const char *directory, uint64_t resume_step);
 void log_step(Log *log, const LogStep *step, bool print);
 /* A validation row and line. */

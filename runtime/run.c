@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "runtime/error.h"
+#include "runtime/replace.h"
 
 bool run_name(Run *run, const char *directory) {
     if (strlen(directory) >= sizeof run->directory)
@@ -45,10 +46,30 @@ bool run_create(Run *run, const char *wanted, const char *name) {
 }
 
 bool run_write_flags(const Run *run, const Flag *flags) {
-    FILE *file = fopen(run->flags, "w");
-    if (!file) return error_set("%s cannot be written: %s", run->flags, strerror(errno));
-    flags_print_values(flags, file);
-    return fclose(file) == 0 || error_set("%s cannot be written: %s", run->flags, strerror(errno));
+    FileReplacement replacement;
+    if (!file_replace_begin(&replacement, run->flags)) return false;
+    flags_print_values(flags, replacement.file);
+    return file_replace_commit(&replacement);
+}
+
+/* Whether the text has a line name=value. */
+static bool has_line(const char *text, const char *name) {
+    size_t length = strlen(name);
+    for (const char *line = text; *line; line = strchr(line, '\n') + 1)
+        if (strncmp(line, name, length) == 0 && line[length] == '=') return true;
+    return false;
+}
+
+/* Every option has a line of its own, and the last one is whole. */
+static bool check_whole(const char *path, const char *text, const Flag *flags) {
+    size_t length = strlen(text);
+    if (length == 0 || text[length - 1] != '\n')
+        return error_set("%s is damaged: its last line is cut off", path);
+    for (const Flag *flag = flags; flag->name; flag++)
+        if (!has_line(text, flag->name))
+            return error_set("%s is damaged: it has no line %s=…; give one of every option", path,
+                             flag->name);
+    return true;
 }
 
 static bool set_recorded(Flag *flags, const char *name, const char *value) {
@@ -60,13 +81,13 @@ static bool set_recorded(Flag *flags, const char *name, const char *value) {
 bool run_read_flags(const Run *run, Flag *flags) {
     char *text = file_read(run->flags, (size_t)1 << 20, NULL);
     if (!text) return error_set("%s holds no run to resume: %s", run->directory, error_message());
-    bool good = true;
+    bool whole = check_whole(run->flags, text, flags), good = whole;
     for (char *line = strtok(text, "\n"); good && line; line = strtok(NULL, "\n")) {
         char *equals = strchr(line, '=');
         if (equals) *equals = 0;
         good = equals && set_recorded(flags, line, equals + 1);
     }
-    if (!good) error_set("%s: %s", run->flags, error_message());
+    if (whole && !good) error_set("%s: %s", run->flags, error_message());
     free(text);
     return good;
 }

@@ -23,7 +23,8 @@ bool run_name(Run *run, const char *directory);
  * exist. False with error_message() if `wanted` already holds a run. */
 bool run_create(Run *run, const char *wanted, const char *name);
 bool run_write_flags(const Run *run, const Flag *flags);
-/* Sets the recorded flags, except those given now. */
+/* Sets the recorded flags, except those given now. False with error_message() if one is not valid or
+ * lacks its line. */
 bool run_read_flags(const Run *run, Flag *flags);
 
 #ifdef __cplusplus

@@ -345,8 +345,7 @@ void safetensors_declare(SafetensorsWriter *writer, const char *name, const char
                          const size_t *shape) {
     if (writer->failed) return;
     size_t bytes = dtype_bytes(dtype);
-    bool valid = bytes > 0 && rank >= 0 && rank <= SAFETENSORS_MAX_RANK && writer->file < 0 &&
-                 !cJSON_GetObjectItemCaseSensitive(writer->header, name);
+    bool valid = bytes > 0 && rank >= 0 && rank <= SAFETENSORS_MAX_RANK && writer->file < 0;
     /* Numbers as text: cJSON prints its doubles with an exponent from 1e15. */
     char shape_text[SAFETENSORS_MAX_RANK * 21 + 2] = "[", offsets_text[44];
     size_t used = 1, end = 0;
@@ -357,8 +356,8 @@ void safetensors_declare(SafetensorsWriter *writer, const char *name, const char
     strcpy(shape_text + used, "]");
     valid = valid && !__builtin_add_overflow(writer->declared, bytes, &end);
     if (!valid) {
-        error_set("%s: tensor %.80s cannot be declared: %s of rank %d, or a name given before",
-                  writer->path, name, dtype, rank);
+        error_set("%s: tensor %.80s cannot be declared: %s of rank %d", writer->path, name, dtype,
+                  rank);
         fail(writer);
         return;
     }
@@ -374,8 +373,29 @@ void safetensors_declare(SafetensorsWriter *writer, const char *name, const char
     }
 }
 
+static int compare_texts(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Sorted once: a look-up of every name as it comes would take their number squared. */
+static bool check_distinct_names(const SafetensorsWriter *writer) {
+    size_t count = 0;
+    const char **names = malloc((size_t)cJSON_GetArraySize(writer->header) * sizeof *names);
+    if (!names) return error_set("no memory for the header of %s", writer->path);
+    const cJSON *entry;
+    cJSON_ArrayForEach(entry, writer->header) names[count++] = entry->string;
+    qsort(names, count, sizeof *names, compare_texts);
+    bool good = true;
+    for (size_t i = 1; good && i < count; i++)
+        good = strcmp(names[i - 1], names[i]) != 0 ||
+               error_set("%s: tensor %.80s was declared twice", writer->path, names[i]);
+    free(names);
+    return good;
+}
+
 bool safetensors_begin(SafetensorsWriter *writer) {
     if (writer->failed) return false;
+    if (!check_distinct_names(writer)) return fail(writer);
     char *text = cJSON_PrintUnformatted(writer->header);
     if (!text) return error_set("no memory for the header of %s", writer->path), fail(writer);
     uint64_t length = strlen(text), padded = (length + 7) / 8 * 8;

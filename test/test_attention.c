@@ -665,6 +665,8 @@ static void test_errors(void **state) {
     REFUSED(c.problem.HS = 257, "HS=257");
     REFUSED(c.problem.TK = (size_t)1 << 31, "2^31");
     REFUSED((c.problem.B = (size_t)1 << 62, c.problem.NH = 4), "2^31");
+    REFUSED((c.problem.TQ = 1 << 30, c.problem.B = 1 << 10), "B·NH·TQ must be at most 2^40");
+    REFUSED(c.problem.TQ = c.problem.TK = 1 << 30, "naive stores every score");
     REFUSED((c.problem.NH = 6, c.problem.NKV = 4), "NKV=4 does not divide NH=6");
     REFUSED(c.problem.NKV = 4, "NKV=4 does not divide NH=2");
     REFUSED(c.problem.mask = (AttentionMask)2, "mask 2");
@@ -673,6 +675,7 @@ static void test_errors(void **state) {
     REFUSED(c.problem.family = ATTENTION_FLASH_MMA, "flash_mma does not run on the CPU");
     REFUSED(c.problem.type = TYPE_BF16, "no kernels for bf16");
     REFUSED(c.problem.type = TYPE_I32, "no kernels for int32");
+    REFUSED(c.problem.type = (DataType)99, "no type 99");
     REFUSED(c.problem.scale = -1, "scale is -1");
     REFUSED(c.problem.scale = NAN, "scale is");
     REFUSED(c.problem.dropout.probability = 1, "dropout probability is 1");
@@ -695,6 +698,16 @@ static void test_errors(void **state) {
     c = valid_call();
     c.gradients.dq.head = 0;
     refused(c, "dq is written", FORWARD_AND_BACKWARD);
+    /* Heads fill the gaps between tokens, or come whole; a head may not begin at the next token. */
+    c = valid_call();
+    c.gradients.dv.token = c.gradients.dv.head = 8;
+    refused(c, "dv is written", FORWARD_AND_BACKWARD);
+    c.gradients.dv.head = 4 * 8;
+    assert_null(attention_backward(&c.problem, &c.tensors, &c.gradients, c.workspace, NULL));
+    c = valid_call();
+    c.gradients.dv.batch = 4 * 2 * 8 - 1;
+    refused(c, "its batch stride is 63, but HS=8 and the smaller strides span 64",
+            FORWARD_AND_BACKWARD);
     c = valid_call();
     c.tensors.o.batch = 0;
     const char *wrong = attention_forward(&c.problem, &c.tensors, c.workspace, NULL);

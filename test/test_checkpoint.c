@@ -514,6 +514,9 @@ static void damaged_training_state(void **state) {
          "\"stale_validations\":\"0\","
          "\"best_loss\":null}",
          "damaged"},
+        {"{\"format\":1,\"step\":\"18446744073709551616\",\"next_batch\":\"0\",\"seed\":\"0\","
+         "\"tokens\":\"0\",\"stale_validations\":\"0\",\"best_loss\":null}",
+         "damaged"},
         {"{\"format\":1,\"step\":\"1\",\"next_batch\":\"0\",\"seed\":\"0\",\"tokens\":\"0\","
          "\"stale_validations\":\"0\","
          "\"best_loss\":null}",

@@ -499,6 +499,8 @@ static void test_refused_shards(void **state) {
     assert_int_equal(truncate(path, 1023), 0);
     assert_refused(path, 10, false, "1023 bytes");
     assert_refused("bad/nothing*", 10, false, "no such file");
+    assert_int_equal(mkfifo("pipe.bin", 0600), 0); /* must not be waited for */
+    assert_refused("pipe.bin", 10, false, "is not a file");
     make_directory("none");
     assert_refused("none", 10, false, "no token shards");
 

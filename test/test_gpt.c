@@ -285,6 +285,15 @@ static void bad_models_are_refused(void **state) {
     options.T = T, options.B = (size_t)1 << 28;
     assert_null(gpt_create(&small, &options, device, NULL));
     if (!strstr(error_message(), "would fit")) fail_msg("%s", error_message());
+    /* Sizes whose bytes would wrap. */
+    GptConfig huge = {4096, 8, 2048, (size_t)1 << 24, 256, 1e-5f, 0, 0, 0};
+    options.T = huge.T, options.B = (size_t)1 << 14;
+    GptPlan plan;
+    assert_false(gpt_plan(&huge, &options, device, &plan));
+    if (!strstr(error_message(), "PiB")) fail_msg("%s", error_message());
+    huge.C = 1000000000, huge.NH = 2;
+    assert_false(gpt_config_check(&huge));
+    if (!strstr(error_message(), "must be 1 to 1048576")) fail_msg("%s", error_message());
     GptConfig preset;
     assert_false(gpt_preset("gpt5", &preset));
     assert_true(gpt_preset("gpt2-124M", &preset));

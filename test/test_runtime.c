@@ -10,14 +10,18 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
 #include "runtime/device.h"
 #include "runtime/error.h"
+#include "runtime/files.h"
 #include "runtime/flags.h"
+#include "runtime/log.h"
 #include "runtime/random.h"
+#include "runtime/run.h"
 #include "test/compare.h"
 
 static void assert_message(const char *part) {
@@ -445,6 +449,86 @@ static void help_lists_every_option_with_its_default(void **state) {
     free(text);
 }
 
+/* A fresh directory as a run. */
+static void make_run(Run *run, char directory[static sizeof "/tmp/test_runtime.XXXXXX"]) {
+    strcpy(directory, "/tmp/test_runtime.XXXXXX");
+    assert_non_null(mkdtemp(directory));
+    assert_true(run_name(run, directory));
+}
+
+/* The flags of a run that were cut or lost a line are refused: an option that silently fell back to
+ * its default would change the run. */
+static void recorded_flags_are_whole(void **state) {
+    (void)state;
+    char directory[32];
+    Run run;
+    make_run(&run, directory);
+    Options o, read;
+    options_reset(&o);
+    o.steps = 7;
+    assert_true(run_write_flags(&run, o.flags));
+    assert_true(run_read_flags(&run, options_reset(&read)));
+    assert_int_equal(read.steps, 7);
+
+    size_t bytes;
+    char *text = file_read(run.flags, 1 << 20, &bytes);
+    assert_non_null(text);
+    for (size_t cut = 0; cut < bytes; cut++) {
+        assert_true(file_write(run.flags, text, cut));
+        assert_false(run_read_flags(&run, options_reset(&read)));
+        assert_message("flags.txt is damaged");
+    }
+    memcpy(strstr(text, "lr="), "rl=", 3);
+    assert_true(file_write(run.flags, text, bytes));
+    assert_false(run_read_flags(&run, options_reset(&read)));
+    assert_message("no line lr=");
+    free(text);
+    unlink(run.flags);
+    assert_int_equal(rmdir(directory), 0); /* and nothing temporary was left */
+}
+
+static void assert_log(const char *path, const char *expected) {
+    char *text = file_read(path, 1 << 20, NULL);
+    assert_non_null(text);
+    assert_string_equal(text, expected);
+    free(text);
+}
+
+/* Resuming drops the rows after the step and what was half written; a disk that is full costs rows,
+ * neither the run nor what was logged. */
+static void log_keeps_what_it_can(void **state) {
+    (void)state;
+    char directory[32], path[FILE_PATH_BYTES];
+    Run run;
+    make_run(&run, directory);
+    assert_true(file_join(path, directory, "log.csv"));
+    const char header[] = "step,split,loss,norm,lr,ms,tokens_per_second\n";
+    char rows[256];
+    snprintf(rows, sizeof rows, "%s1,train,4,1,0.1,2.000,3\n2,train,3,1,0.1,2.000,3\n3,tr", header);
+    assert_true(file_write(path, rows, strlen(rows)));
+    Log log;
+    assert_true(log_open(&log, directory, 2));
+    log_close(&log);
+    *strstr(rows, "3,tr") = '\0';
+    assert_log(path, rows);
+    assert_true(log_open(&log, directory, 1));
+    LogStep step = {
+        .step = 2, .steps = 2, .loss = 5, .norm = 1, .lr = 1, .seconds = 1, .tokens = 4};
+    log_step(&log, &step, /*print=*/false);
+    log_close(&log);
+    strcpy(strstr(rows, "2,train"), "2,train,5,1,1,1000.000,4\n");
+    assert_log(path, rows);
+
+    unlink(path);
+    assert_int_equal(symlink("/dev/full", path), 0);
+    assert_true(log_open(&log, directory, 0)); /* the header is the first row that fails */
+    assert_null(log.csv);
+    log_step(&log, &step, /*print=*/false);
+    log_close(&log);
+    unlink(path);
+    assert_int_equal(rmdir(directory), 0);
+}
+
 /* Every promise of device.h on one device. */
 static void check_device(Device *device) {
     enum { N = 3000001 }; /* several pieces of an upload, and a ragged end */
@@ -569,6 +653,8 @@ static void types_know_their_sizes(void **state) {
     assert_int_equal(type_accumulator(TYPE_BF16), TYPE_F32);
     assert_int_equal(type_accumulator(TYPE_F32), TYPE_F32);
     assert_int_equal(type_accumulator(TYPE_F64), TYPE_F64);
+    assert_string_equal(type_name((DataType)99), "unknown");
+    assert_int_equal(type_bytes((DataType)99), 0);
 }
 
 int main(void) {
@@ -588,6 +674,8 @@ int main(void) {
         cmocka_unit_test(flags_set_copies_and_checks),
         cmocka_unit_test(flags_round_trip_exactly),
         cmocka_unit_test(help_lists_every_option_with_its_default),
+        cmocka_unit_test(recorded_flags_are_whole),
+        cmocka_unit_test(log_keeps_what_it_can),
         cmocka_unit_test(types_know_their_sizes),
         cmocka_unit_test(cpu_device_keeps_its_promises),
         cmocka_unit_test(gpu_device_keeps_its_promises),

@@ -1,7 +1,7 @@
 /* A file replaced so that a reader, or a crash, sees the old one or the new one, whole: it is
  * written under a temporary name in the same directory, synced, and renamed. */
-#ifndef DATA_REPLACE_H
-#define DATA_REPLACE_H
+#ifndef RUNTIME_REPLACE_H
+#define RUNTIME_REPLACE_H
 
 #include <stdbool.h>
 #include <stdio.h>

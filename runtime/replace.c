@@ -1,4 +1,4 @@
-#include "data/replace.h"
+#include "runtime/replace.h"
 
 #include <errno.h>
 #include <fcntl.h>
