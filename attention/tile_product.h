@@ -20,9 +20,11 @@
 typedef enum { PRODUCT_SET, PRODUCT_ADD } ProductMode;
 
 /* `rows` is a constant at every call, so that the sums get registers. */
-__attribute__((always_inline)) static inline void
-tile_product_block(int rows, real *c, size_t c_row, const real *a, size_t a_row, size_t a_column,
-                   const real *b, size_t b_row, size_t K, ProductMode mode) {
+__attribute__((always_inline)) static inline void tile_product_block(int rows, real *c,
+                                                                     size_t c_row, const real *a,
+                                                                     size_t a_row, size_t a_column,
+                                                                     const real *b, size_t b_row,
+                                                                     size_t K, ProductMode mode) {
     real sum[PRODUCT_ROWS][PRODUCT_COLUMNS];
     for (int r = 0; r < rows; r++) {
 #pragma omp simd

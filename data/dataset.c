@@ -63,9 +63,7 @@ void dataset_close(Dataset *dataset) {
     free(dataset);
 }
 
-size_t dataset_tokens(const Dataset *dataset) {
-    return dataset->tokens;
-}
+size_t dataset_tokens(const Dataset *dataset) { return dataset->tokens; }
 
 /* out[0..n) = tokens first … of one shard, checked against V. */
 static bool read_tokens(const Shard *shard, size_t V, uint64_t first, size_t n, int32_t *out) {
@@ -77,10 +75,10 @@ static bool read_tokens(const Shard *shard, size_t V, uint64_t first, size_t n, 
         for (size_t i = 0; i < piece; i++) {
             unsigned token = bytes[2 * i] | (unsigned)bytes[2 * i + 1] << 8;
             if (token >= V)
-                return error_set("%s: token %u at position %zu (byte %zu) is not in the vocabulary "
-                                 "of %zu; these shards belong to another tokenizer, or are damaged",
-                                 shard->path, token, (size_t)first + done + i,
-                                 (size_t)offset + 2 * i, V);
+                return error_set(
+                    "%s: token %u at position %zu (byte %zu) is not in the vocabulary "
+                    "of %zu; these shards belong to another tokenizer, or are damaged",
+                    shard->path, token, (size_t)first + done + i, (size_t)offset + 2 * i, V);
             out[done + i] = (int32_t)token;
         }
     }
@@ -91,8 +89,10 @@ static const Shard *find_shard(const Dataset *dataset, uint64_t position) {
     size_t low = 0, high = dataset->shards; /* the shard is in [low, high) */
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
-        if (dataset->shard[middle].start <= position) low = middle;
-        else high = middle;
+        if (dataset->shard[middle].start <= position)
+            low = middle;
+        else
+            high = middle;
     }
     return &dataset->shard[low];
 }
@@ -129,8 +129,7 @@ static const char *show_bytes(const unsigned char *bytes, size_t n, char *out, s
         used += (size_t)snprintf(out + used, size - used, "%02x ", bytes[i]);
     used += (size_t)snprintf(out + used, size - used, "\"");
     for (size_t i = 0; i < n; i++)
-        used += (size_t)snprintf(out + used, size - used, "%c",
-                                 isprint(bytes[i]) ? bytes[i] : '.');
+        used += (size_t)snprintf(out + used, size - used, "%c", isprint(bytes[i]) ? bytes[i] : '.');
     snprintf(out + used, size - used, "\"");
     return out;
 }
@@ -155,8 +154,10 @@ static bool open_shard(Shard *shard) {
     int32_t magic = header_word(header, 0), version = header_word(header, 1);
     int32_t tokens = header_word(header, 2);
     if (present >= 4 && magic != SHARD_MAGIC)
-        return error_set("%s: is not a token shard: its magic number is %d, expected %d; it has "
-                         "%zu bytes and begins with %s", path, magic, SHARD_MAGIC, size, shown);
+        return error_set(
+            "%s: is not a token shard: its magic number is %d, expected %d; it has "
+            "%zu bytes and begins with %s",
+            path, magic, SHARD_MAGIC, size, shown);
     if (present < sizeof header)
         return error_set("%s: has %zu bytes, fewer than a shard's header of %d; it begins with %s",
                          path, size, SHARD_HEADER_BYTES, shown);
@@ -166,8 +167,10 @@ static bool open_shard(Shard *shard) {
         return error_set("%s: its header gives %d tokens, expected at least 1", path, tokens);
     size_t expected = SHARD_HEADER_BYTES + 2 * (size_t)tokens;
     if (size != expected)
-        return error_set("%s: has %zu bytes, expected %zu for the %d tokens that its header gives; "
-                         "it was cut short or is damaged", path, size, expected, tokens);
+        return error_set(
+            "%s: has %zu bytes, expected %zu for the %d tokens that its header gives; "
+            "it was cut short or is damaged",
+            path, size, expected, tokens);
     shard->tokens = (size_t)tokens;
     return true;
 }
@@ -197,8 +200,7 @@ static bool add_path(Paths *paths, const char *prefix, const char *name) {
 
 static bool list_directory(Paths *paths, const char *directory) {
     DIR *stream = opendir(directory);
-    if (stream == NULL)
-        return error_set("%s: cannot be listed: %s", directory, strerror(errno));
+    if (stream == NULL) return error_set("%s: cannot be listed: %s", directory, strerror(errno));
     bool listed = true;
     for (struct dirent *entry; listed && (entry = readdir(stream)) != NULL;) {
         size_t length = strlen(entry->d_name);
@@ -216,8 +218,10 @@ static bool list_glob(Paths *paths, const char *pattern) {
     glob_t found;
     int status = glob(pattern, GLOB_NOSORT, NULL, &found);
     if (status == GLOB_NOMATCH)
-        return error_set("%s: there is no such file or directory, and no file matches it as a "
-                         "pattern", pattern);
+        return error_set(
+            "%s: there is no such file or directory, and no file matches it as a "
+            "pattern",
+            pattern);
     bool listed = status == 0;
     if (!listed) error_set("%s: the pattern cannot be expanded", pattern);
     for (size_t i = 0; listed && i < found.gl_pathc; i++)
@@ -235,9 +239,12 @@ static int compare_paths(const void *a, const void *b) {
 static bool list_paths(Paths *paths, const char *pattern) {
     struct stat status;
     bool listed;
-    if (stat(pattern, &status) != 0) listed = list_glob(paths, pattern);
-    else if (S_ISDIR(status.st_mode)) listed = list_directory(paths, pattern);
-    else listed = add_path(paths, "", pattern);
+    if (stat(pattern, &status) != 0)
+        listed = list_glob(paths, pattern);
+    else if (S_ISDIR(status.st_mode))
+        listed = list_directory(paths, pattern);
+    else
+        listed = add_path(paths, "", pattern);
     if (listed) qsort(paths->path, paths->count, sizeof *paths->path, compare_paths);
     return listed;
 }
@@ -254,8 +261,8 @@ static bool scan_shards(const Dataset *dataset) {
         bool valid = true;
         for (size_t first = 0; valid && first < shard->tokens; first += PIECE_TOKENS) {
             size_t left = shard->tokens - first;
-            valid = read_tokens(shard, dataset->V, first,
-                                left < PIECE_TOKENS ? left : PIECE_TOKENS, piece);
+            valid = read_tokens(shard, dataset->V, first, left < PIECE_TOKENS ? left : PIECE_TOKENS,
+                                piece);
         }
         if (!valid) {
 #pragma omp critical
@@ -307,8 +314,10 @@ static bool fits_shard(const char *path, const int32_t *tokens, size_t count) {
         return error_set("%s: a shard holds 1 to %d tokens, not %zu", path, INT32_MAX, count);
     for (size_t i = 0; i < count; i++)
         if (tokens[i] < 0 || tokens[i] > UINT16_MAX)
-            return error_set("%s: token %d at position %zu does not fit a shard, which holds 0 to "
-                             "%d", path, tokens[i], i, UINT16_MAX);
+            return error_set(
+                "%s: token %d at position %zu does not fit a shard, which holds 0 to "
+                "%d",
+                path, tokens[i], i, UINT16_MAX);
     return true;
 }
 

@@ -30,15 +30,20 @@ uint64_t loader_window(const Loader *loader, uint64_t place) {
 bool loader_check(const Loader *loader) {
     size_t N = dataset_tokens(loader->dataset), T = loader->T;
     if (loader->B == 0 || T == 0 || loader->rank >= loader->ranks)
-        return error_set("a loader of B = %zu, T = %zu for rank %zu of %zu serves nothing: B and T "
-                         "are at least 1, and ranks are numbered from 0", loader->B, T,
-                         loader->rank, loader->ranks);
+        return error_set(
+            "a loader of B = %zu, T = %zu for rank %zu of %zu serves nothing: B and T "
+            "are at least 1, and ranks are numbered from 0",
+            loader->B, T, loader->rank, loader->ranks);
     if (N > T) return true;
     if (N < 2)
-        return error_set("the dataset has %zu token and T = %zu needs at least T + 1: one token "
-                         "cannot be trained on at any T", N, T);
-    return error_set("the dataset has %zu tokens and T = %zu needs at least T + 1 = %zu; the "
-                     "largest T that fits is %zu", N, T, T + 1, N - 1);
+        return error_set(
+            "the dataset has %zu token and T = %zu needs at least T + 1: one token "
+            "cannot be trained on at any T",
+            N, T);
+    return error_set(
+        "the dataset has %zu tokens and T = %zu needs at least T + 1 = %zu; the "
+        "largest T that fits is %zu",
+        N, T, T + 1, N - 1);
 }
 
 bool loader_next(Loader *loader, int32_t *tokens, int32_t *targets) {

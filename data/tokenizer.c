@@ -16,13 +16,13 @@
 #include "runtime/replace.h"
 
 typedef struct {
-    const char *name;  /* of the kind */
-    const char *model; /* its type in tokenizer.json */
+    const char *name;        /* of the kind */
+    const char *model;       /* its type in tokenizer.json */
     const char *head, *tail; /* tokenizer.json before and after what is inside "vocab": {} */
 } Kind;
 
-#define HEAD                                                                                   \
-    "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n"              \
+#define HEAD                                                                      \
+    "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n" \
     "  \"added_tokens\": [],\n  \"normalizer\": null,\n"
 
 static const Kind characters_kind = {
@@ -106,8 +106,10 @@ Tokenizer *tokenizer_bytes(void) {
 }
 
 static void not_utf8(const char *text, size_t offset) {
-    error_set("the text is not UTF-8: byte 0x%02x at offset %zu begins no character; convert it, "
-              "or take bytes as tokens", (unsigned char)text[offset], offset);
+    error_set(
+        "the text is not UTF-8: byte 0x%02x at offset %zu begins no character; convert it, "
+        "or take bytes as tokens",
+        (unsigned char)text[offset], offset);
 }
 
 Tokenizer *tokenizer_characters(const char *text, size_t bytes) {
@@ -141,13 +143,9 @@ Tokenizer *tokenizer_characters(const char *text, size_t bytes) {
     return tokenizer;
 }
 
-const char *tokenizer_kind(const Tokenizer *tokenizer) {
-    return tokenizer->kind->name;
-}
+const char *tokenizer_kind(const Tokenizer *tokenizer) { return tokenizer->kind->name; }
 
-size_t tokenizer_vocabulary(const Tokenizer *tokenizer) {
-    return tokenizer->V;
-}
+size_t tokenizer_vocabulary(const Tokenizer *tokenizer) { return tokenizer->V; }
 
 static bool encode_characters(const Tokenizer *tokenizer, const char *text, size_t bytes,
                               int32_t *ids, size_t *count) {
@@ -161,10 +159,11 @@ static bool encode_characters(const Tokenizer *tokenizer, const char *text, size
         }
         uint32_t place = tokenizer->place[code];
         if (place == 0)
-            return error_set("the character '%.*s' (U+%04X) at byte %zu is not among the %zu of "
-                             "the vocabulary; leave it out, or train on a text that has it",
-                             code < ' ' || code == 0x7F ? 0 : (int)length, text + offset,
-                             (unsigned)code, offset, tokenizer->V);
+            return error_set(
+                "the character '%.*s' (U+%04X) at byte %zu is not among the %zu of "
+                "the vocabulary; leave it out, or train on a text that has it",
+                code < ' ' || code == 0x7F ? 0 : (int)length, text + offset, (unsigned)code, offset,
+                tokenizer->V);
         ids[n++] = (int32_t)(place - 1);
         offset += length;
     }
@@ -285,8 +284,10 @@ static bool read_token(const char *path, Tokenizer *tokenizer, const cJSON *entr
     const char *key = entry->string;
     double value = cJSON_IsNumber(entry) ? entry->valuedouble : -1;
     if (!(value >= 0 && value < (double)tokenizer->V) || value != (double)(size_t)value)
-        return error_set("%s: the id of \"%.40s\" is not a whole number from 0 to %zu, as the %zu "
-                         "entries of \"vocab\" need", path, key, tokenizer->V - 1, tokenizer->V);
+        return error_set(
+            "%s: the id of \"%.40s\" is not a whole number from 0 to %zu, as the %zu "
+            "entries of \"vocab\" need",
+            path, key, tokenizer->V - 1, tokenizer->V);
     size_t id = (size_t)value;
     if (tokenizer->token[id].bytes != 0)
         return error_set("%s: the id %zu is given twice, again for \"%.40s\"", path, id, key);
@@ -298,9 +299,10 @@ static bool read_token(const char *path, Tokenizer *tokenizer, const cJSON *entr
                          path, key, id);
     if (tokenizer->kind == &bytes_kind) {
         if (code != byte_character((unsigned)id))
-            return error_set("%s: id %zu is \"%s\", which does not stand for byte %zu; byte "
-                             "tokenizers in another order are not supported yet",
-                             path, id, key, id);
+            return error_set(
+                "%s: id %zu is \"%s\", which does not stand for byte %zu; byte "
+                "tokenizers in another order are not supported yet",
+                path, id, key, id);
         define_byte(tokenizer, id);
     } else {
         if (tokenizer->place[code] != 0)
@@ -351,8 +353,8 @@ static Tokenizer *read_json(const char *path, const char *text, size_t bytes) {
         if (expected == NULL)
             error_set("no memory to read %s", path);
         else if (same_members(path, expected, root))
-            tokenizer = read_vocabulary(path, kind,
-                                        cJSON_GetObjectItemCaseSensitive(model, "vocab"));
+            tokenizer =
+                read_vocabulary(path, kind, cJSON_GetObjectItemCaseSensitive(model, "vocab"));
         cJSON_Delete(expected);
         free(empty);
     }

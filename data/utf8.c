@@ -9,10 +9,14 @@ size_t utf8_decode(const char *text, size_t bytes, uint32_t *code) {
     }
     size_t length;
     uint32_t least; /* the smallest code point that needs this length: a smaller one is overlong */
-    if ((c[0] & 0xE0) == 0xC0) length = 2, least = 0x80;
-    else if ((c[0] & 0xF0) == 0xE0) length = 3, least = 0x800;
-    else if ((c[0] & 0xF8) == 0xF0) length = 4, least = 0x10000;
-    else return 0;
+    if ((c[0] & 0xE0) == 0xC0)
+        length = 2, least = 0x80;
+    else if ((c[0] & 0xF0) == 0xE0)
+        length = 3, least = 0x800;
+    else if ((c[0] & 0xF8) == 0xF0)
+        length = 4, least = 0x10000;
+    else
+        return 0;
     if (bytes < length) return 0;
     uint32_t value = c[0] & (0xFFu >> (length + 1));
     for (size_t i = 1; i < length; i++) {

@@ -70,9 +70,10 @@ static bool check_size(const GptConfig *config, const GptOptions *options) {
     double activations = 32 * tokens * (double)(config->L + 1) * (double)config->C;
     double bytes = 8 * (4 * (double)gpt_parameters(config) + activations);
     return bytes <= 0x1p56 ||
-           error_set("a batch of %zu sequences of %zu with %zu layers of width %zu could take %.0f "
-                     "PiB; a smaller batch, a shorter sequence or a smaller model needs less",
-                     options->B, options->T, config->L, config->C, bytes * 0x1p-50);
+           error_set(
+               "a batch of %zu sequences of %zu with %zu layers of width %zu could take %.0f "
+               "PiB; a smaller batch, a shorter sequence or a smaller model needs less",
+               options->B, options->T, config->L, config->C, bytes * 0x1p-50);
 }
 
 static bool check_options(const GptConfig *config, const GptOptions *options,

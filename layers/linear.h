@@ -14,10 +14,10 @@ extern "C" {
 
 typedef enum { WEIGHT_IN_OUT, WEIGHT_OUT_IN } WeightLayout;
 
-typedef void LinearForward(void *out,          /* (N,OC) real */
-                           void *pre_gelu,     /* (N,OC) real, or NULL; if given it receives x W + b */
-                                               /* and out = gelu(x W + b)                            */
-                           const void *x,      /* (N,IC) real */
+typedef void LinearForward(void *out,      /* (N,OC) real */
+                           void *pre_gelu, /* (N,OC) real, or NULL; if given it receives x W + b */
+                                           /* and out = gelu(x W + b)                            */
+                           const void *x,  /* (N,IC) real */
                            const void *weight, /* real, by layout */
                            const void *bias,   /* (OC) real, or NULL */
                            size_t N, size_t IC, size_t OC, WeightLayout layout, Device *device);

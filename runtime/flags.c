@@ -45,8 +45,7 @@ static bool unknown(const Flag *flags, const char *written, const char *name) {
         nearest = flag->name;
         nearest_distance = distance;
     }
-    if (nearest)
-        return error_set("unknown option %s; did you mean --%s?", written, nearest);
+    if (nearest) return error_set("unknown option %s; did you mean --%s?", written, nearest);
     return error_set("unknown option %s; --help lists the options", written);
 }
 
@@ -56,8 +55,7 @@ static bool refuse(const Flag *flag, const char *text) {
     const char *kind = "";
     bool number = flag->type == FLAG_INT || flag->type == FLAG_FLOAT;
     double limit = flag->type == FLAG_INT ? 9.2e18 : 1.7e308;
-    if (number && flag->minimum > -limit)
-        snprintf(low, sizeof low, " from %.10g", flag->minimum);
+    if (number && flag->minimum > -limit) snprintf(low, sizeof low, " from %.10g", flag->minimum);
     if (number && flag->maximum < limit)
         snprintf(high, sizeof high, " %s %.10g", low[0] ? "to" : "up to", flag->maximum);
     else if (low[0])
@@ -153,7 +151,7 @@ static const char *keep(const char *text) {
     static struct Kept {
         struct Kept *next;
         char text[];
-    } *kept;
+    } * kept;
     for (struct Kept *one = kept; one; one = one->next)
         if (strcmp(one->text, text) == 0) return one->text;
     size_t bytes = strlen(text) + 1;
@@ -174,9 +172,7 @@ bool flags_set(Flag *flags, const char *name, const char *text) {
 
 void flags_format(const Flag *flag, char *text, size_t bytes) {
     switch (flag->type) {
-    case FLAG_INT:
-        snprintf(text, bytes, "%lld", (long long)*(const int64_t *)flag->value);
-        break;
+    case FLAG_INT: snprintf(text, bytes, "%lld", (long long)*(const int64_t *)flag->value); break;
     case FLAG_FLOAT: { /* the fewest digits that give the value back; 17 always do */
         double value = *(const double *)flag->value;
         char digits[32];
@@ -213,8 +209,8 @@ void flags_print_values(const Flag *flags, FILE *file) {
 
 /* "--name=KIND" as --help shows it; returns its length. */
 static int format_usage(const Flag *flag, char *text, size_t bytes) {
-    static const char *const kinds[] = {[FLAG_INT] = "INT", [FLAG_FLOAT] = "NUMBER",
-                                        [FLAG_STRING] = "TEXT"};
+    static const char *const kinds[] = {
+        [FLAG_INT] = "INT", [FLAG_FLOAT] = "NUMBER", [FLAG_STRING] = "TEXT"};
     if (flag->type == FLAG_BOOL) return snprintf(text, bytes, "--%s", flag->name);
     return snprintf(text, bytes, "--%s=%s", flag->name,
                     flag->type == FLAG_CHOICE ? flag->choices : kinds[flag->type]);
@@ -233,7 +229,9 @@ void flags_print_help(const Flag *flags, FILE *file) {
         fprintf(file, "  %-*s  ", column, usage);
         if (width > column) fprintf(file, "\n  %-*s  ", column, "");
         flags_format(flag, value, sizeof value);
-        if (value[0]) fprintf(file, "%s [%s]\n", flag->help, value);
-        else fprintf(file, "%s\n", flag->help);
+        if (value[0])
+            fprintf(file, "%s [%s]\n", flag->help, value);
+        else
+            fprintf(file, "%s\n", flag->help);
     }
 }

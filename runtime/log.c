@@ -48,9 +48,9 @@ static bool keep_rows(const char *path, uint64_t step) {
         if (!newline || (line != text && strtoull(line, NULL, 10) > step)) break;
         end = newline + 1;
     }
-    bool good = truncate(path, end - text) == 0 ||
-                error_set("%s cannot be cut after step %llu: %s", path, (unsigned long long)step,
-                          strerror(errno));
+    bool good =
+        truncate(path, end - text) == 0 || error_set("%s cannot be cut after step %llu: %s", path,
+                                                     (unsigned long long)step, strerror(errno));
     free(text);
     return good;
 }

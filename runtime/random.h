@@ -78,9 +78,7 @@ RANDOM_FUNCTION Philox dropout_attention_draw(uint64_t key, uint32_t bh, uint32_
     return philox(key, 4 * (j / 64) + (j % 8) / 2, i, bh, 1);
 }
 
-RANDOM_FUNCTION int dropout_attention_byte(uint32_t j) {
-    return (int)(2 * ((j / 8) % 8) + j % 2);
-}
+RANDOM_FUNCTION int dropout_attention_byte(uint32_t j) { return (int)(2 * ((j / 8) % 8) + j % 2); }
 
 /* A uniform float in [0, 1) with 24 bits. */
 RANDOM_FUNCTION float random_uniform(uint32_t bits) {
