@@ -7,11 +7,11 @@
  *
  * Every run fills outputs, the gaps between them and the workspace with NaN first: what is not
  * written fails its comparison, what is written outside fails the check of the gaps. */
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -40,13 +40,13 @@ static int leave_scratch(void **state) {
 
 /* A file or directory of the repository, unless the path is absolute. */
 static void in_repository(char path[FILE_PATH_BYTES], const char *name) {
-    if (name[0] == '/')
-        snprintf(path, FILE_PATH_BYTES, "%s", name);
-    else
-        assert_true(file_join(path, repository, name));
+    if (name[0] == '/') snprintf(path, FILE_PATH_BYTES, "%s", name);
+    else assert_true(file_join(path, repository, name));
 }
 
-static void make_directory(const char *path) { assert_int_equal(mkdir(path, 0777), 0); }
+static void make_directory(const char *path) {
+    assert_int_equal(mkdir(path, 0777), 0);
+}
 
 static void put(const char *path, const void *data, size_t bytes) {
     unlink(path); /* some file systems wait for the disk when a file is overwritten */
@@ -61,7 +61,9 @@ static void assert_said(const char *part) {
         fail_msg("expected \"%s\" in the sentence \"%s\"", part, error_message());
 }
 
-static uint32_t noise(uint32_t i) { return philox(/*key=*/7, i, 0, 0, 0).word[0]; }
+static uint32_t noise(uint32_t i) {
+    return philox(/*key=*/7, i, 0, 0, 0).word[0];
+}
 
 /* ---- tokenizers ---- */
 
@@ -175,9 +177,7 @@ static void test_not_utf8(void **state) {
         "\xF0\x8F\xBF\xBF", /* overlong U+FFFF */
         "\xED\xA0\x80",     /* a surrogate */
         "\xF4\x90\x80\x80", /* above U+10FFFF */
-        "\xF8\x88\x80\x80\x80",
-        "\xFE",
-        "\xFF",
+        "\xF8\x88\x80\x80\x80", "\xFE", "\xFF",
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char text[16];
@@ -277,10 +277,9 @@ static void test_save_and_load(void **state) {
     }
     /* ByteLevel's names of bytes: visible ones are themselves, the others follow from U+0100. */
     json = saved_json(saved[1], directory);
-    static const char *const names[] = {"\"Ā\": 0,",   "\"Ċ\": 10,",    "\"Ġ\": 32,",
-                                        "\"!\": 33,",  "\"\\\"\": 34,", "\"~\": 126,",
-                                        "\"ġ\": 127,", "\"ł\": 160,",   "\"¡\": 161,",
-                                        "\"Ń\": 173,", "\"®\": 174,",   "\"ÿ\": 255\n"};
+    static const char *const names[] = {
+        "\"Ā\": 0,", "\"Ċ\": 10,", "\"Ġ\": 32,", "\"!\": 33,", "\"\\\"\": 34,", "\"~\": 126,",
+        "\"ġ\": 127,", "\"ł\": 160,", "\"¡\": 161,", "\"Ń\": 173,", "\"®\": 174,", "\"ÿ\": 255\n"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strstr(json, names[i]) == NULL) fail_msg("%s is not in the vocabulary", names[i]);
     free(json);
@@ -323,10 +322,8 @@ static void test_damaged_json(void **state) {
             damaged[i] = values[v];
             error_set("%s", "");
             Tokenizer *tokenizer = load_json(damaged, sizeof golden - 1);
-            if (tokenizer == NULL)
-                assert_said("tokenizer.json");
-            else
-                assert_int_equal(tokenizer_vocabulary(tokenizer), 4);
+            if (tokenizer == NULL) assert_said("tokenizer.json");
+            else assert_int_equal(tokenizer_vocabulary(tokenizer), 4);
             tokenizer_free(tokenizer);
         }
     /* Nested more deeply than any parser's stack. */
@@ -375,11 +372,7 @@ static void test_refused_json(void **state) {
         assert_said("tokenizer.json");
         assert_said(cases[i].said);
     }
-    static const char *const others[] = {"[]",
-                                         "3",
-                                         "null",
-                                         "{}",
-                                         "{\"model\": []}",
+    static const char *const others[] = {"[]", "3", "null", "{}", "{\"model\": []}",
                                          "{\"model\": {\"type\": \"WordLevel\", \"vocab\": {}}}"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         assert_null(load_json(others[i], strlen(others[i])));
@@ -719,10 +712,8 @@ static void test_loader_refuses(void **state) {
 /* Runs the script under these settings; its exit status, and its stdout in `out`. */
 static int run_script(const char *settings, char *out, size_t size) {
     char command[256];
-    snprintf(command, sizeof command,
-             "cd tree && env -u TINYSHAKESPEARE %s "
-             "PATH=\"$PWD/bin:$PATH\" sh data/tinyshakespeare.sh 2>stderr",
-             settings);
+    snprintf(command, sizeof command, "cd tree && env -u TINYSHAKESPEARE %s "
+             "PATH=\"$PWD/bin:$PATH\" sh data/tinyshakespeare.sh 2>stderr", settings);
     FILE *pipe = popen(command, "r");
     assert_non_null(pipe);
     out[fread(out, 1, size - 1, pipe)] = '\0';

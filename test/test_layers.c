@@ -797,7 +797,8 @@ static int open_cpu(void **state) {
     f64 = layers_get(DEVICE_CPU, TYPE_F64);
     f32 = layers_get(DEVICE_CPU, TYPE_F32);
     cpu = device_open(DEVICE_CPU, 0);
-    return f64 && f32 && cpu && device_reserve_scratch(cpu, layers_scratch_bytes(DEVICE_CPU, 113))
+    return f64 && f32 && cpu &&
+                   device_reserve_scratch(cpu, layers_scratch_bytes(DEVICE_CPU, 113))
                ? 0
                : -1;
 }

@@ -5,11 +5,11 @@
  * must have written the same bits and nothing outside their tensors. Inputs are rounded to the type
  * under test first, so that both devices start from equal numbers. Outputs start as NaN, so what a
  * kernel leaves unwritten fails; accumulators start at numbers, so `=` for `+=` fails. */
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <cmocka.h>
 
 #include <stdlib.h>
 #include <string.h>
@@ -44,9 +44,9 @@ typedef struct {
 static struct {
     Device *devices[SIDES];
     const Layers *layers[SIDES];
-    DataType type; /* under test */
-    size_t shift;  /* elements from a 16-byte boundary at which real tensors start */
-    uint64_t key;  /* of the next random tensor */
+    DataType type;  /* under test */
+    size_t shift;   /* elements from a 16-byte boundary at which real tensors start */
+    uint64_t key;   /* of the next random tensor */
     Tensor tensors[20];
     int tensor_count;
     const char *layer;
@@ -267,8 +267,8 @@ static void layernorm_case(size_t N, size_t C, float mean_of_x) {
     Tensor *weight = normal("weight", C, t.type, 1, .3f), *bias = normal("bias", C, t.type, 0, .3f);
     Tensor *mean = output("mean", N, TYPE_F32), *rstd = output("rstd", N, TYPE_F32);
     FOR_SIDES(s)
-    t.layers[s]->layernorm_forward(at(out, s), at(mean, s), at(rstd, s), at(x, s), at(weight, s),
-                                   at(bias, s), N, C, 1e-5f, t.devices[s]);
+        t.layers[s]->layernorm_forward(at(out, s), at(mean, s), at(rstd, s), at(x, s),
+                                       at(weight, s), at(bias, s), N, C, 1e-5f, t.devices[s]);
     /* The mean is good to 2^-23 of itself, which becomes an error of x - mean. */
     double shift = fabs(mean_of_x) * 0x1p-23;
     check(out, rounded() + shift);
@@ -285,9 +285,9 @@ static void layernorm_case(size_t N, size_t C, float mean_of_x) {
         t.layers[s]->layernorm_backward(at(dx, s), at(dweight, s), at(dbias, s), at(dout, s), NULL,
                                         at(x, s), at(mean, s), at(rstd, s), at(weight, s), N, C,
                                         t.devices[s]);
-        t.layers[s]->layernorm_backward(at(dresidual, s), at(dweight, s), at(dbias, s), at(dout, s),
-                                        at(dresidual, s), at(x, s), at(mean, s), at(rstd, s),
-                                        at(weight, s), N, C, t.devices[s]);
+        t.layers[s]->layernorm_backward(at(dresidual, s), at(dweight, s), at(dbias, s),
+                                        at(dout, s), at(dresidual, s), at(x, s), at(mean, s),
+                                        at(rstd, s), at(weight, s), N, C, t.devices[s]);
     }
     /* A row of one element has no variance: its exact gradient is 0, left by cancellation of terms of
      * size rstd = eps^-1/2. So dx is compared with 0 in absolute terms, N roundings of them. */
@@ -314,9 +314,9 @@ static void residual_layernorm_case(size_t N, size_t C, Dropout dropout, Alias a
                                                      : output("residual", N * C, t.type);
     Tensor *mean = output("mean", N, TYPE_F32), *rstd = output("rstd", N, TYPE_F32);
     FOR_SIDES(s)
-    t.layers[s]->residual_layernorm_forward(at(out, s), at(residual, s), at(mean, s), at(rstd, s),
-                                            at(x, s), at(branch, s), at(weight, s), at(bias, s), N,
-                                            C, 1e-5f, dropout, t.devices[s]);
+        t.layers[s]->residual_layernorm_forward(
+            at(out, s), at(residual, s), at(mean, s), at(rstd, s), at(x, s), at(branch, s),
+            at(weight, s), at(bias, s), N, C, 1e-5f, dropout, t.devices[s]);
     check(residual, rounded());
 
     /* The rest is that of the residual as stored. */
@@ -338,9 +338,9 @@ static void layernorm(void **state) {
     layernorm_case(MAX_N, 768, .5f);
     layernorm_case(17, 1280, .5f);
     layernorm_case(17, 4096, .5f);
-    layernorm_case(3, MAX_C, .5f);  /* too wide for registers */
+    layernorm_case(3, MAX_C, .5f); /* too wide for registers */
     layernorm_case(257, 768, 1000); /* a variance from Σx² would be all rounding */
-    t.shift = 1;                    /* no 16-byte access is allowed */
+    t.shift = 1; /* no 16-byte access is allowed */
     layernorm_case(17, 768, .5f);
     finish();
 }
@@ -409,7 +409,7 @@ static void linear_case(size_t N, size_t IC, size_t OC, WeightLayout layout) {
 
 static void linear(void **state) {
     start(state);
-    static const size_t shapes[][2] = {{1, 1},    {7, 65},     {65, 7},     {48, 144},
+    static const size_t shapes[][2] = {{1, 1},   {7, 65},     {65, 7},    {48, 144},
                                        {128, 65}, {384, 1536}, {768, 2304}, {1600, 64}};
     for (size_t i = 0; i < COUNT(rows); i++)
         for (size_t j = 0; j < COUNT(shapes); j++) {
@@ -441,9 +441,8 @@ static void gelu_case(size_t n) {
 /* Where exponentials and cubes overflow, element by element: the largest would hide the rest. */
 static void gelu_extremes(void) {
     begin("gelu extremes", "|x| up to 1e30");
-    float x_values[] = {0,    1e-30f, -1e-30f, .1f,    -.1f,  -.75f,  3,  -3,
-                        5,    -5,     9.9f,    -9.9f,  10.1f, -10.1f, 30, -30,
-                        1e4f, -1e4f,  1e14f,   -1e14f, 1e30f, -1e30f};
+    float x_values[] = {0, 1e-30f, -1e-30f, .1f, -.1f, -.75f, 3, -3, 5, -5, 9.9f, -9.9f, 10.1f,
+                        -10.1f, 30, -30, 1e4f, -1e4f, 1e14f, -1e14f, 1e30f, -1e30f};
     const size_t n = COUNT(x_values);
     Tensor *x = given("x", n, t.type, x_values), *out = output("out", n, t.type);
     Tensor *dout = normal("dout", n, t.type, 3, .1f), *dx = output("dx", n, t.type);
@@ -542,8 +541,8 @@ static void cross_entropy_of(float poison) {
     Tensor *targets = integers("targets", N, (const int32_t[N]){1, 2, 3});
     Tensor *losses = output("losses", N, TYPE_F32);
     FOR_SIDES(s)
-    t.layers[s]->cross_entropy_backward(at(losses, s), at(logits, s), at(targets, s), 1, N, V, V,
-                                        t.devices[s]);
+        t.layers[s]->cross_entropy_backward(at(losses, s), at(logits, s), at(targets, s), 1, N, V,
+                                            V, t.devices[s]);
     double *cuda = download(losses, FIRST);
     assert_true(isfinite(cuda[0]) && !isfinite(cuda[1]) && isfinite(cuda[2]));
     free(cuda);
@@ -745,16 +744,13 @@ static int close_devices(void **state) {
 
 int main(void) {
     static DataType fp32 = TYPE_F32, bf16 = TYPE_BF16;
-#define IN_BOTH_TYPES(test)                              \
-    {#test " on CUDA, fp32", test, NULL, NULL, &fp32}, { \
-#test " on CUDA, bf16", test, NULL, NULL, &bf16  \
-    }
+#define IN_BOTH_TYPES(test)                            \
+    {#test " on CUDA, fp32", test, NULL, NULL, &fp32}, \
+        {#test " on CUDA, bf16", test, NULL, NULL, &bf16}
     const struct CMUnitTest tests[] = {
-        IN_BOTH_TYPES(layernorm), IN_BOTH_TYPES(residual_layernorm),
-        IN_BOTH_TYPES(linear),    IN_BOTH_TYPES(gelu),
-        IN_BOTH_TYPES(dropout),   IN_BOTH_TYPES(cross_entropy),
-        IN_BOTH_TYPES(embedding), IN_BOTH_TYPES(adamw),
-        IN_BOTH_TYPES(sums),
+        IN_BOTH_TYPES(layernorm), IN_BOTH_TYPES(residual_layernorm), IN_BOTH_TYPES(linear),
+        IN_BOTH_TYPES(gelu),      IN_BOTH_TYPES(dropout),            IN_BOTH_TYPES(cross_entropy),
+        IN_BOTH_TYPES(embedding), IN_BOTH_TYPES(adamw),              IN_BOTH_TYPES(sums),
     };
     return cmocka_run_group_tests_name("layers on CUDA", tests, open_devices, close_devices);
 }

@@ -1,9 +1,9 @@
 /* What everything stands on: errors, random numbers, options, devices; and the comparator. */
-#include <cmocka.h>
-#include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <setjmp.h>
+#include <cmocka.h>
 
 #include <float.h>
 #include <limits.h>
@@ -176,7 +176,8 @@ static void permute_is_unbiased(void **state) {
     for (uint64_t n = 2; n <= LONGEST; n++) {
         int counts[LONGEST][LONGEST] = {{0}};
         for (uint64_t key = 0; key < KEYS; key++)
-            for (uint64_t i = 0; i < n; i++) counts[i][random_permute(i, n, random_mix(99, key))]++;
+            for (uint64_t i = 0; i < n; i++)
+                counts[i][random_permute(i, n, random_mix(99, key))]++;
         double expected = (double)KEYS / (double)n, chi_square = 0, m = (double)n - 1;
         for (uint64_t i = 0; i < n; i++)
             for (uint64_t k = 0; k < n; k++)
@@ -260,7 +261,7 @@ static Flag *options_reset(Options *o) {
     return o->flags;
 }
 
-#define PARSE(options, ...)                                                               \
+#define PARSE(options, ...)                                                                \
     flags_parse(options_reset(options), sizeof((char *[]){__VA_ARGS__}) / sizeof(char *), \
                 (char *[]){__VA_ARGS__})
 
@@ -398,7 +399,7 @@ static void flags_round_trip_exactly(void **state) {
     options_reset(&o);
     assert_round_trip(&o);
 
-    const double numbers[] = {0,       0.1,          1.0 / 3, 6e-4,     1e22,      123456789.125,
+    const double numbers[] = {0,       0.1,        1.0 / 3, 6e-4,    1e22,    123456789.125,
                               DBL_MAX, DBL_TRUE_MIN, DBL_MIN, INFINITY, 0.1 + 0.2, 1 + DBL_EPSILON};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         o.lr = numbers[i];
@@ -637,10 +638,8 @@ static void absent_gpu_is_explained(void **state) {
     (void)state;
     error_set("nothing");
     assert_null(device_open(DEVICE_CUDA, device_count_gpus()));
-    if (device_count_gpus() == 0)
-        assert_message("--device=cpu");
-    else
-        assert_message("there is no GPU");
+    if (device_count_gpus() == 0) assert_message("--device=cpu");
+    else assert_message("there is no GPU");
     assert_null(device_open(DEVICE_CUDA, 1000));
 }
 
