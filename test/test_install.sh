@@ -12,6 +12,9 @@ mkdir "$prefix/away" && cp dev/minimal_loop.c "$prefix/away"
 (cd "$prefix/away" && ${CC:-cc} -std=c11 -Wall -Wextra -Werror minimal_loop.c $flags -o minimal_loop) >"$prefix/log" 2>&1 ||
     fail install "$(cat "$prefix/log")"
 echo '[       OK ] install'
+sed -n '/<!-- minimal_loop -->/,/<!-- .minimal_loop -->/{/^<!--/d;/^```/d;p}' README.md | cmp -s - dev/minimal_loop.c ||
+    fail readme_shows_the_loop 'README.md shows another minimal_loop.c; run python3 dev/readme.py'
+echo '[       OK ] readme_shows_the_loop'
 
 # run DEVICE: the loss falls from about log 256 = 5.55 by at least 1.
 run() {
