@@ -4,6 +4,7 @@
 #   config=debug|sanitize    assertions and -O0; AddressSanitizer and UBSan (CPU only)
 
 .DEFAULT_GOAL := all
+MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 1)
 config ?= release
 BUILD  := build$(if $(filter-out release,$(config)),/$(config))
 ifeq ($(filter release debug sanitize,$(config)),)

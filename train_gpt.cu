@@ -155,7 +155,6 @@ static bool update(Trainer *t, LogStep *line) {
             file_exists(t->run.last) ? "Resume from the last good checkpoint"
                                      : "Nothing was saved before it: start again");
     t->state.step = line->step;
-    t->state.next_batch = t->loader.next;
     t->state.tokens += (uint64_t)line->tokens;
     return true;
 }
@@ -224,7 +223,7 @@ static bool start_model(Trainer *t, const char *base, const GptConfig *config) {
     t->tokens = malloc(sizes.B * sizes.T * sizeof *t->tokens);
     t->targets = malloc(sizes.B * sizes.T * sizeof *t->targets);
     if (!t->tokens || !t->targets) return error_set("out of host memory");
-    t->state = (TrainerState){0, 0, (uint64_t)options.seed, INFINITY, 0, 0};
+    t->state = (TrainerState){0, (uint64_t)options.seed, INFINITY, 0, 0};
     if (!base) gpt_init(t->model, (uint64_t)options.seed);
     if (base && !checkpoint_load(base, t->model)) return false;
     if (options.resume && !checkpoint_resume(base, t->model, &t->state)) return false;

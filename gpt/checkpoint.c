@@ -106,7 +106,6 @@ static bool write_trainer(const char *directory, const TrainerState *state, cons
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(json, "format", TRAINER_FORMAT);
     add_u64(json, "step", state->step, "%" PRIu64);
-    add_u64(json, "next_batch", state->next_batch, "%" PRIu64);
     add_u64(json, "seed", state->seed, "%" PRIu64);
     add_u64(json, "tokens", state->tokens, "%" PRIu64);
     add_u64(json, "stale_validations", state->stale_validations, "%" PRIu64);
@@ -415,12 +414,11 @@ static bool read_state(const char *path, const cJSON *json, TrainerState *state)
         return error_set("%s has format %g; this program reads format %d", path,
                          format->valuedouble, TRAINER_FORMAT);
     if (!get_u64(json, "step", 10, &state->step) ||
-        !get_u64(json, "next_batch", 10, &state->next_batch) ||
         !get_u64(json, "seed", 10, &state->seed) || !get_u64(json, "tokens", 10, &state->tokens) ||
         !get_u64(json, "stale_validations", 10, &state->stale_validations) ||
         !(cJSON_IsNull(best) || cJSON_IsNumber(best)))
         return error_set(
-            "%s is damaged: step, next_batch, seed, tokens, "
+            "%s is damaged: step, seed, tokens, "
             "stale_validations and best_loss are needed",
             path);
     state->best_loss = cJSON_IsNumber(best) ? best->valuedouble : INFINITY;

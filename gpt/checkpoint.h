@@ -16,11 +16,10 @@ extern "C" {
 
 /* What the trainer needs to go on bit for bit. */
 typedef struct {
-    uint64_t step;       /* updates done */
-    uint64_t next_batch; /* the loader's */
+    uint64_t step; /* updates done */
     uint64_t seed;
     double best_loss;           /* best validation loss so far; infinity if none */
-    uint64_t tokens;            /* served so far */
+    uint64_t tokens;            /* served so far: the place in the data */
     uint64_t stale_validations; /* since the best one */
 } TrainerState;
 

@@ -37,7 +37,6 @@ static const GptConfig config = {.L = 2,
                                  .attention_dropout = 0.3f};
 static const TrainerState example = {.step = 1000,
                                      .stale_validations = 2,
-                                     .next_batch = (1ull << 53) + 1,
                                      .seed = UINT64_MAX,
                                      .best_loss = 1.4697265625001,
                                      .tokens = 1ull << 63};
@@ -510,14 +509,14 @@ static void damaged_training_state(void **state) {
         {"{}", "no format number"},
         {"{\"format\":2}", "has format 2; this program reads format 1"},
         {"{\"format\":1}", "damaged"},
-        {"{\"format\":1,\"step\":\"-1\",\"next_batch\":\"0\",\"seed\":\"0\",\"tokens\":\"0\","
+        {"{\"format\":1,\"step\":\"-1\",\"seed\":\"0\",\"tokens\":\"0\","
          "\"stale_validations\":\"0\","
          "\"best_loss\":null}",
          "damaged"},
-        {"{\"format\":1,\"step\":\"18446744073709551616\",\"next_batch\":\"0\",\"seed\":\"0\","
+        {"{\"format\":1,\"step\":\"18446744073709551616\",\"seed\":\"0\","
          "\"tokens\":\"0\",\"stale_validations\":\"0\",\"best_loss\":null}",
          "damaged"},
-        {"{\"format\":1,\"step\":\"1\",\"next_batch\":\"0\",\"seed\":\"0\",\"tokens\":\"0\","
+        {"{\"format\":1,\"step\":\"1\",\"seed\":\"0\",\"tokens\":\"0\","
          "\"stale_validations\":\"0\","
          "\"best_loss\":null}",
          "does not name the files"},

@@ -182,7 +182,7 @@ static void resuming_changes_no_bit(void **state) {
     Gpt *second = make(small, TYPE_F32, ATTENTION_AUTO, RECOMPUTE_NONE);
     for (uint64_t i = 1; i <= 4; i++) step(straight, i);
     for (uint64_t i = 1; i <= 2; i++) step(first, i);
-    TrainerState saved = {2, 2, 7, INFINITY, 28, 3}, loaded;
+    TrainerState saved = {2, 7, INFINITY, 28, 3}, loaded;
     assert_true(checkpoint_save(path, first, &saved, NULL, NULL));
     step(second, 1); /* so that what is not restored shows */
     assert_true(checkpoint_load(path, second));
