@@ -47,9 +47,11 @@ not_a_number_is_found() {
     disagrees check_attention nan.safetensors
 }
 
-# What keeps CUDA from being checked, if anything.
-no_cuda=$("$build/check_attention" "$oracle/attention.safetensors" --device=cuda 2>&1 >/dev/null |
-    grep -e 'built without CUDA' -e 'finds no GPU' -e 'no GPU can be used' | cut -d' ' -f2-)
+# What keeps CUDA from being checked, if anything: the program has none, or there is no GPU. A GPU that
+# is there and cannot be used is a failure.
+no_cuda=$("$build/train_gpt" plan --device=cuda --preset=shakespeare-cpu 2>&1 >/dev/null |
+    cut -d' ' -f2-)
+case $no_cuda in *'built without CUDA'*) ;; *) nvidia-smi -L 2>/dev/null | grep -q '^GPU' && no_cuda= ;; esac
 
 # every CHECKER ORACLE
 every() {
