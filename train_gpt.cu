@@ -49,8 +49,10 @@ static bool open_corpus(Corpus *corpus, Tokenizer *tokenizer, size_t V, double f
         return corpus_open_shards(corpus, options.data,
                                   options.val_data[0] ? options.val_data : NULL, V);
     }
-    if (options.val_data[0])
+    if (options.val_data[0]) {
+        tokenizer_free(tokenizer);
         return error_set("--val-data goes with token shards; a text has --val-fraction");
+    }
     return corpus_open_text(corpus, options.data, tokenizer, options.tokenizer, fraction);
 }
 

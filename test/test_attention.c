@@ -765,6 +765,25 @@ static bool available(const Run *r, DataType type, AttentionFamily family) {
 /* naive's own bf16 error: P and dS rounded to 2^-9 and averaged over keys; dP - D loses a digit. */
 static const double naive_bf16_tolerance = 5e-2;
 
+/* Every flash family in bf16, held against naive's error on the same inputs. */
+static void assert_flash_close(const Run *naive, const Run *reference) {
+    for (int f = 0; f < 2; f++) {
+        if (!available(reference, TYPE_BF16, flash_families[f])) continue;
+        Run flash = run_like(reference, DEVICE_CUDA, TYPE_BF16, flash_families[f]);
+        assert_close_to_naive(&flash, naive, reference);
+        free_run(&flash);
+    }
+}
+
+static void check_flash_on_cuda(const Case *c) {
+    Run reference = new_run(c);
+    run(&reference, FORWARD_AND_BACKWARD);
+    Run naive = run_like(&reference, DEVICE_CUDA, TYPE_BF16, ATTENTION_NAIVE);
+    assert_flash_close(&naive, &reference);
+    free_run(&reference);
+    free_run(&naive);
+}
+
 static void test_cuda_cases(void **state) {
     (void)state;
     if (no_gpu()) skip();
@@ -777,12 +796,7 @@ static void test_cuda_cases(void **state) {
         assert_close(&naive_float, &reference, float_tolerance);
         assert_close(&flash_float, &reference, float_tolerance);
         assert_close(&naive, &reference, naive_bf16_tolerance);
-        for (int f = 0; f < 2; f++) {
-            if (!available(&reference, TYPE_BF16, flash_families[f])) continue;
-            Run flash = run_like(&reference, DEVICE_CUDA, TYPE_BF16, flash_families[f]);
-            assert_close_to_naive(&flash, &naive, &reference);
-            free_run(&flash);
-        }
+        assert_flash_close(&naive, &reference);
         free_run(&reference);
         free_run(&naive_float);
         free_run(&flash_float);
@@ -796,17 +810,7 @@ static void test_cuda_every_length(void **state) {
     for (int mask = ATTENTION_FULL; mask <= ATTENTION_CAUSAL; mask++)
         for (size_t T = 1; T <= 300; T++) {
             Case c = {1, 2, 2, T, T, 64, (AttentionMask)mask, 0, PACKED};
-            Run reference = new_run(&c);
-            run(&reference, FORWARD_AND_BACKWARD);
-            Run naive = run_like(&reference, DEVICE_CUDA, TYPE_BF16, ATTENTION_NAIVE);
-            for (int f = 0; f < 2; f++) {
-                if (!available(&reference, TYPE_BF16, flash_families[f])) continue;
-                Run flash = run_like(&reference, DEVICE_CUDA, TYPE_BF16, flash_families[f]);
-                assert_close_to_naive(&flash, &naive, &reference);
-                free_run(&flash);
-            }
-            free_run(&reference);
-            free_run(&naive);
+            check_flash_on_cuda(&c);
         }
 }
 
@@ -815,17 +819,7 @@ static void test_cuda_every_head_size(void **state) {
     if (no_gpu()) skip();
     for (size_t HS = 1; HS <= 256; HS++) {
         Case c = {1, 1, 1, 70, 70, HS, ATTENTION_CAUSAL, 0, HS % 2 ? SEPARATE : PACKED};
-        Run reference = new_run(&c);
-        run(&reference, FORWARD_AND_BACKWARD);
-        Run naive = run_like(&reference, DEVICE_CUDA, TYPE_BF16, ATTENTION_NAIVE);
-        for (int f = 0; f < 2; f++) {
-            if (!available(&reference, TYPE_BF16, flash_families[f])) continue;
-            Run flash = run_like(&reference, DEVICE_CUDA, TYPE_BF16, flash_families[f]);
-            assert_close_to_naive(&flash, &naive, &reference);
-            free_run(&flash);
-        }
-        free_run(&reference);
-        free_run(&naive);
+        check_flash_on_cuda(&c);
     }
 }
 
