@@ -28,7 +28,7 @@ NVFLAGS := -std=c++17 -O3 $(if $(filter debug,$(config)),-lineinfo) -Xcompiler=-
 # Sources on `real` (runtime/real.h) are compiled once for each type.
 REAL_C  := $(filter-out layers/layers.c attention/attention.c,$(wildcard layers/*.c attention/*.c))
 ONCE_C  := $(wildcard runtime/*.c data/*.c gpt/*.c) layers/layers.c attention/attention.c
-ONCE_CU := $(wildcard runtime/*.cu) $(wildcard attention/flash_mma*.cu)
+ONCE_CU := $(wildcard runtime/*.cu) $(wildcard attention/flash_mma*.cu attention/flash_hopper*.cu) attention/flash_statistics.cu
 REAL_CU := $(filter-out $(ONCE_CU),$(wildcard layers/*.cu attention/*.cu))
 
 OBJECTS := $(ONCE_C:%.c=$(BUILD)/%.o) $(REAL_C:%.c=$(BUILD)/%.f32.o) $(REAL_C:%.c=$(BUILD)/%.f64.o)
@@ -38,7 +38,11 @@ endif
 TESTS    := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
 CHECKERS := $(patsubst test/%.c,$(BUILD)/%,$(wildcard test/check_*.c))
 
-DEV      := $(patsubst dev/%.c,$(BUILD)/dev/%,$(filter-out dev/minimal_loop.c,$(wildcard dev/*.c)))
+DEV      := $(patsubst dev/%.c,$(BUILD)/dev/%,$(filter-out dev/minimal_loop.c,$(wildcard dev/*.c dev/attention/*.c)))
+ifdef NVCC
+LADDER   := $(patsubst %.cu,$(BUILD)/%.cu.o,$(wildcard dev/attention/*.cu dev/attention/*/*.cu))
+DEV      += $(BUILD)/dev/attention/ladder
+endif
 PREFIX   ?= /usr/local
 TEXT      = $$(sh data/tinyshakespeare.sh)
 
@@ -72,12 +76,15 @@ $(BUILD)/check_%: $(BUILD)/test/check_%.o $(BUILD)/libtilegpt.a
 	$(CC) $(CFLAGS) $^ $(LIBS) -o $@
 $(BUILD)/test/test_%: $(BUILD)/test/test_%.o $(BUILD)/libtilegpt.a
 	$(CC) $(CFLAGS) $^ -lcmocka $(LIBS) -o $@
+$(BUILD)/test/test_bpe: LIBS += -lpcre2-8 # runs GPT-2's pattern, to compare
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtilegpt.a
 	$(CC) $(CFLAGS) $^ $(LIBS) -o $@
+$(BUILD)/dev/attention/ladder: $(LADDER) $(BUILD)/libtilegpt.a
+	$(CC) $(CFLAGS) -Wl,--as-needed $^ $(LIBS) -o $@
 $(BUILD)/libtilegpt.a: $(OBJECTS)
 	rm -f $@ && ar qcs $@ $^
 $(BUILD)/libtilegpt.so: $(OBJECTS)
-	$(CC) $(CFLAGS) -shared $^ $(LIBS) -o $@
+	$(CC) $(CFLAGS) -shared -Wl,-Bsymbolic $^ $(LIBS) -o $@
 
 $(BUILD)/%.o: %.c $(BUILD)/detected.mk
 	@mkdir -p $(@D)

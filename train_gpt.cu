@@ -1,73 +1,21 @@
 /* train_gpt: trains a GPT from scratch, samples from it, evaluates it, and plans its memory.
  *
- * Wiring and the training loop; the options are in gpt/options.c, the kernels elsewhere. C, compiled
- * as such with or without CUDA. */
+ * The training loop and the table of commands; the options are in gpt/options.c, the other commands
+ * in gpt/command_NAME.c. C, compiled as such with or without CUDA. */
 #include <fcntl.h>
 #include <math.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/corpus.h"
 #include "data/loader.h"
 #include "gpt/checkpoint.h"
+#include "gpt/commands.h"
 #include "gpt/evaluate.h"
 #include "gpt/options.h"
-#include "gpt/sample.h"
 #include "gpt/schedule.h"
 #include "runtime/error.h"
 #include "runtime/log.h"
 #include "runtime/run.h"
-
-/* --- Wiring --------------------------------------------------------------------------------- */
-
-static volatile sig_atomic_t interrupted;
-
-/* The first signal asks for an end after saving; a second one ends the process at once. */
-static void on_signal(int number) {
-    interrupted = 1;
-    signal(number, SIG_DFL);
-}
-
-static Device *open_device(const Comm *comm) {
-    int gpus = device_count_gpus();
-    bool cuda =
-        strcmp(options.device, "cuda") == 0 || (strcmp(options.device, "auto") == 0 && gpus > 0);
-    if (cuda && gpus > 0 && comm_local_ranks(comm) > (size_t)gpus) {
-        error_set(
-            "%zu ranks were started on a node with %d GPU%s; start at most one a GPU, or use "
-            "--device=cpu",
-            comm_local_ranks(comm), gpus, gpus == 1 ? "" : "s");
-        return NULL;
-    }
-    return device_open(cuda ? DEVICE_CUDA : DEVICE_CPU, cuda ? (int)comm_local_rank(comm) : 0);
-}
-
-static bool open_corpus(Corpus *corpus, Tokenizer *tokenizer, size_t V, double fraction) {
-    if (corpus_is_shards(options.data)) {
-        tokenizer_free(tokenizer);
-        return corpus_open_shards(corpus, options.data,
-                                  options.val_data[0] ? options.val_data : NULL, V);
-    }
-    if (options.val_data[0]) {
-        tokenizer_free(tokenizer);
-        return error_set("--val-data goes with token shards; a text has --val-fraction");
-    }
-    return corpus_open_text(corpus, options.data, tokenizer, options.tokenizer, fraction);
-}
-
-static bool write_sample(Gpt *model, const Tokenizer *tokenizer, const char *prompt,
-                         uint64_t seed) {
-    Sampling sampling = {(float)options.temperature, (size_t)options.top_k, seed};
-    return gpt_write_text(model, tokenizer, prompt, (size_t)options.sample_tokens, &sampling,
-                          stdout, &interrupted);
-}
-
-/* A tokenizer's ids must be rows of the embedding. */
-static bool check_vocabulary(size_t V, const GptConfig *config) {
-    return V <= config->V ||
-           error_set("the text has a vocabulary of %zu, but the model's is %zu", V, config->V);
-}
 
 /* --- Training ------------------------------------------------------------------------------- */
 
@@ -168,8 +116,7 @@ static bool after_step(Trainer *t) {
     if ((due(options.eval_every, step) || final) && !validate(t)) return false;
     if (due(options.sample_every, step) && !final) {
         if (leader(t) && t->corpus.tokenizer)
-            write_sample(t->model, t->corpus.tokenizer, "",
-                         random_mix((uint64_t)options.seed, step));
+            write_sample(t->model, t->corpus.tokenizer, random_mix((uint64_t)options.seed, step));
         comm_barrier(t->comm);
     }
     return !due(options.save_every, step) || final || save(t, t->run.last, &t->state);
@@ -242,7 +189,7 @@ static bool open_data_and_model(Trainer *t) {
     if (base && !checkpoint_path(base, path, sizeof path)) return false;
     if (base) base = path;
     if (!options_model(options_train, t->device->type, base, &config)) return false;
-    if (base && !corpus_is_shards(options.data) && !(tokenizer = tokenizer_load(base)))
+    if (base && !corpus_is_shards(options.data) && !(tokenizer = open_tokenizer(base)))
         return false;
     if (!open_corpus(&t->corpus, tokenizer, config.V, options.val_fraction)) return false;
     if (!base) config.V = t->corpus.V;
@@ -305,18 +252,16 @@ static void save_after_failure(Trainer *t) {
 
 static bool command_train(Comm *comm) {
     Trainer t = {.comm = comm};
-    struct sigaction action = {.sa_handler = on_signal};
     bool good = prepare(&t);
     if (good) {
-        sigaction(SIGINT, &action, NULL);
-        sigaction(SIGTERM, &action, NULL);
+        catch_interrupts();
         signal(SIGPIPE, SIG_IGN); /* a closed output does not end a training */
         good = train_loop(&t);
         if (!good && !t.diverged && t.state.step > 0) save_after_failure(&t);
     }
     if (good && leader(&t)) {
         if (t.corpus.tokenizer && options.sample_tokens && !interrupted)
-            good = write_sample(t.model, t.corpus.tokenizer, "", (uint64_t)options.seed);
+            write_sample(t.model, t.corpus.tokenizer, (uint64_t)options.seed);
         if (isfinite(t.state.best_loss)) printf("best validation loss %.4f\n", t.state.best_loss);
         printf("%s after %llu steps; checkpoints in %s\n", interrupted ? "interrupted" : "done",
                (unsigned long long)t.state.step, t.run.directory);
@@ -330,82 +275,7 @@ static bool command_train(Comm *comm) {
     return good;
 }
 
-/* --- The other commands --------------------------------------------------------------------- */
-
-static bool command_plan(Comm *comm) {
-    GptConfig config;
-    GptPlan plan;
-    Device *device = open_device(comm);
-    GptOptions sizes;
-    bool good = device && options_model(options_plan, device->type, NULL, &config);
-    if (good) sizes = options_gpt(device, &config, GPT_TRAINING);
-    good = good && gpt_plan(&config, &sizes, device, &plan);
-    if (good) {
-        size_t available, total;
-        device_memory(device, &available, &total);
-        printf("%s: %.1f M parameters, %zu sequences of %zu, %s\n", options.preset,
-               1e-6 * (double)gpt_parameters(&config), sizes.B, sizes.T, type_name(sizes.type));
-        gpt_plan_print(&plan, stdout);
-        printf("  free         %12.1f MiB of %.1f on %s\n", (double)available / 1048576,
-               (double)total / 1048576, device->name);
-    }
-    device_close(device);
-    return good;
-}
-
-/* Opens --checkpoint for inference. */
-static Gpt *open_checkpoint(Device *device, GptConfig *config) {
-    if (!options.checkpoint[0]) {
-        error_set("--checkpoint=DIRECTORY is needed");
-        return NULL;
-    }
-    static char path[FILE_PATH_BYTES];
-    if (!device || !checkpoint_path(options.checkpoint, path, sizeof path)) return NULL;
-    options.checkpoint = path;
-    if (!checkpoint_config(path, config)) return NULL;
-    GptOptions sizes = options_gpt(device, config, GPT_INFERENCE);
-    Gpt *model = gpt_create(config, &sizes, device, NULL);
-    if (model && checkpoint_load(options.checkpoint, model)) return model;
-    gpt_free(model);
-    return NULL;
-}
-
-static bool command_sample(Comm *comm) {
-    GptConfig config;
-    options.batch = 1;
-    Device *device = open_device(comm);
-    Gpt *model = open_checkpoint(device, &config);
-    Tokenizer *tokenizer = model ? tokenizer_load(options.checkpoint) : NULL;
-    bool good = tokenizer && check_vocabulary(tokenizer_vocabulary(tokenizer), &config) &&
-                write_sample(model, tokenizer, options.prompt, (uint64_t)options.seed);
-    tokenizer_free(tokenizer);
-    gpt_free(model);
-    device_close(device);
-    return good;
-}
-
-static bool command_eval(Comm *comm) {
-    GptConfig config;
-    Corpus corpus = {0};
-    double loss;
-    size_t predictions;
-    Device *device = open_device(comm);
-    Gpt *model = open_checkpoint(device, &config);
-    bool shards = corpus_is_shards(options.data);
-    Tokenizer *tokenizer = model && !shards ? tokenizer_load(options.checkpoint) : NULL;
-    bool good = model && (shards || tokenizer) &&
-                open_corpus(&corpus, tokenizer, config.V, options.eval_fraction) &&
-                check_vocabulary(corpus.V, &config);
-    const Dataset *dataset = corpus.validation ? corpus.validation : corpus.train;
-    good = good && gpt_evaluate(model, NULL, dataset, gpt_options(model)->T,
-                                (size_t)options.eval_tokens, &loss, &predictions);
-    if (good)
-        printf("loss %.6f | perplexity %.4f | %zu predictions\n", loss, exp(loss), predictions);
-    corpus_close(&corpus);
-    gpt_free(model);
-    device_close(device);
-    return good;
-}
+/* --- The program ---------------------------------------------------------------------------- */
 
 static const struct {
     const char *name, *help;
@@ -414,8 +284,11 @@ static const struct {
 } commands[] = {
     {"train", "train a model; under mpirun, one rank a GPU", options_train, command_train},
     {"sample", "continue a prompt with a checkpoint", options_sample, command_sample},
-    {"eval", "loss and perplexity of a text or shards", options_eval, command_eval},
+    {"eval", "loss of a text or shards, or accuracy of multiple choices", options_eval, command_eval},
+    {"export", "write a checkpoint for Hugging Face or llm.c", options_export, command_export},
     {"plan", "print the memory that training would take", options_plan, command_plan},
+    {"tokenizer", "learn a BPE tokenizer from texts", options_tokenizer, command_tokenizer},
+    {"tokenize", "turn texts into token shards", options_tokenize, command_tokenize},
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
@@ -424,7 +297,7 @@ static void print_usage(FILE *file) {
             "usage: train_gpt COMMAND [--option=value …]      train_gpt COMMAND --help lists the "
             "options\n");
     for (size_t i = 0; i < COMMANDS; i++)
-        fprintf(file, "  %-8s %s\n", commands[i].name, commands[i].help);
+        fprintf(file, "  %-9s %s\n", commands[i].name, commands[i].help);
 }
 
 int main(int argc, char **argv) {

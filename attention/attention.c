@@ -44,6 +44,7 @@ static const Kernels kernels[] = {
     KERNELS(ATTENTION_NAIVE, DEVICE_CPU, TYPE_F32, NULL, naive, _cpu_f32),
     KERNELS(ATTENTION_NAIVE, DEVICE_CPU, TYPE_F64, NULL, naive, _cpu_f64),
 #ifdef TILEGPT_CUDA
+    KERNELS(ATTENTION_FLASH_HOPPER, DEVICE_CUDA, TYPE_BF16, flash_hopper_supported, flash_hopper, ),
     KERNELS(ATTENTION_FLASH_MMA, DEVICE_CUDA, TYPE_BF16, flash_mma_supported, flash_mma, ),
     KERNELS(ATTENTION_FLASH_V1, DEVICE_CUDA, TYPE_F32, NULL, flash_v1, _cuda_f32),
     KERNELS(ATTENTION_FLASH_V1, DEVICE_CUDA, TYPE_BF16, NULL, flash_v1, _cuda_bf16),
@@ -57,6 +58,7 @@ static const char *const names[ATTENTION_FAMILIES] = {
     [ATTENTION_NAIVE] = "naive",
     [ATTENTION_FLASH_V1] = "flash_v1",
     [ATTENTION_FLASH_MMA] = "flash_mma",
+    [ATTENTION_FLASH_HOPPER] = "flash_hopper",
 };
 
 const char *attention_name(AttentionFamily family) {
@@ -99,10 +101,11 @@ static const Kernels *find_kernels(const Attention *p) {
         error_set("attention: %s does not run on %s in %s; use auto, naive or flash_v1",
                   attention_name(p->family), device_word(p->device), type_name(p->type));
     else
-        error_set(
-            "attention: %s does not run on this GPU, which is older than sm_80 or not in the "
-            "build; use auto, naive or flash_v1",
-            attention_name(p->family));
+        error_set("attention: %s needs %s in a build for it; use auto, naive or flash_v1",
+                  attention_name(p->family),
+                  p->family == ATTENTION_FLASH_HOPPER
+                      ? "a Hopper GPU (sm_90) and a head size that is a multiple of 8, at most 128,"
+                      : "a GPU from sm_80 on");
     return NULL;
 }
 

@@ -9,8 +9,10 @@
  *   naive        materialises S and P in its workspace: the baseline    any device and type
  *   flash_v1     Dao et al. 2022, queries outside: running (m, ℓ, O)    any device and type
  *   flash_mma    bf16 tensor cores through mma.sync (Dao 2023)          CUDA, bf16, sm_80 and newer
+ *   flash_hopper bf16 tensor cores through wgmma (Shah et al. 2024)     CUDA, bf16, sm_90, and HS a
+ *                                                                       multiple of 8 up to 128
  *
- * The papers are arXiv 2205.14135 (2022) and 2307.08691 (2023). flash_v1 keeps the arithmetic of
+ * The papers are arXiv 2205.14135 (2022), 2307.08691 (2023) and 2407.08608 (2024). flash_v1 keeps the arithmetic of
  * the first, O normalised at every tile, but swaps the loops of its forward: queries outside and
  * keys inside, so that m, ℓ and O never return to memory between tiles.
  *
@@ -33,6 +35,7 @@ typedef enum {
     ATTENTION_NAIVE,
     ATTENTION_FLASH_V1,
     ATTENTION_FLASH_MMA,
+    ATTENTION_FLASH_HOPPER,
     ATTENTION_FAMILIES
 } AttentionFamily;
 
@@ -55,7 +58,8 @@ typedef struct {
     AttentionMask mask;
     float scale; /* 0 means 1/sqrt(HS) */
     Dropout dropout;
-    int deterministic; /* nonzero: equal inputs give equal bits in the backward too */
+    int deterministic; /* nonzero: equal inputs give equal bits in the backward too. Only
+                        * flash_hopper has another way, some 10% faster */
     AttentionFamily family;
 } Attention;
 
@@ -93,7 +97,8 @@ AttentionView attention_view(void *data, size_t T, size_t NH, size_t HS);
  * ATTENTION_AUTO if none can, with the reason in error_message(). */
 AttentionFamily attention_choose(const Attention *problem);
 
-const char *attention_name(AttentionFamily family); /* "auto", "naive", "flash_v1", "flash_mma" */
+/* "auto", "naive", "flash_v1", "flash_mma", "flash_hopper" */
+const char *attention_name(AttentionFamily family);
 /* The family of that name; ATTENTION_FAMILIES if there is none. */
 AttentionFamily attention_by_name(const char *name);
 

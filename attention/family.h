@@ -34,6 +34,12 @@ extern AttentionWorkspace flash_mma_forward_workspace, flash_mma_backward_worksp
 extern AttentionForward flash_mma_forward;
 extern AttentionBackward flash_mma_backward;
 
+/* The same on a GPU that flash_hopper_supported accepts. */
+extern int flash_hopper_supported(const Attention *problem);
+extern AttentionWorkspace flash_hopper_forward_workspace, flash_hopper_backward_workspace;
+extern AttentionForward flash_hopper_forward;
+extern AttentionBackward flash_hopper_backward;
+
 #ifdef __cplusplus
 }
 #endif

@@ -20,54 +20,10 @@
 
 namespace {
 
-/* Σ over the eight products of two chunks. */
-__device__ __forceinline__ float dot_chunk(uint4 x, uint4 y) {
-    const uint32_t a[4] = {x.x, x.y, x.z, x.w}, b[4] = {y.x, y.y, y.z, y.w};
-    float sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        sum = fmaf(bf16_low(a[i]), bf16_low(b[i]), sum);
-        sum = fmaf(bf16_high(a[i]), bf16_high(b[i]), sum);
-    }
-    return sum;
-}
-
 /* dS / (scale · P) of one score; dp is 0 already where Z is. */
 template <bool DROPOUT>
-__device__ __forceinline__ float score_gradient(const FlashMma &p, float dp, float delta) {
+__device__ __forceinline__ float score_gradient(const FlashProblem &p, float dp, float delta) {
     return DROPOUT ? fmaf(dp, p.dropout.scale, -delta) : dp - delta;
-}
-
-enum {
-    STATISTICS_LANES = 8, /* share a row, 16 bytes each at a time */
-    STATISTICS_ROWS = THREADS / STATISTICS_LANES
-};
-
-/* D and the base-2 LSE, padded to whole tiles with the values of a row that does nothing: P = 0. */
-__global__ void __launch_bounds__(THREADS) statistics_kernel(const FlashMma p) {
-    constexpr int LANES = STATISTICS_LANES;
-    const size_t index = (size_t)blockIdx.x * STATISTICS_ROWS + threadIdx.x / LANES;
-    const int i = (int)(index % p.rows);
-    const size_t bh = index / p.rows;
-    const int b = (int)(bh / p.NH), h = (int)(bh % p.NH);
-    float sum = 0.0f;
-    if (i < p.TQ) {
-        const bf16 *o = head_rows(p.o, b, h) + i * p.o.token;
-        const bf16 *dout = head_rows(p.dout, b, h) + i * p.dout.token;
-        for (int c = threadIdx.x % LANES * 8; c < p.HS; c += 8 * LANES) {
-            const uint4 x = load_chunk(o + c, p.HS - c, p.aligned);
-            const uint4 y = load_chunk(dout + c, p.HS - c, p.aligned);
-            sum += dot_chunk(x, y);
-        }
-    }
-#pragma unroll
-    for (int lanes = 1; lanes < LANES; lanes *= 2)
-        sum += __shfl_xor_sync(~0u, sum, lanes);
-    if (threadIdx.x % LANES == 0) {
-        const float lse = i < p.TQ ? p.lse[bh * p.TQ + i] : -INFINITY;
-        p.delta[index] = sum;
-        p.lse2[index] = lse == -INFINITY ? INFINITY : lse * LOG2E;
-    }
 }
 
 /* dK and dV. M: 16-row tiles of keys a warp; QUERIES: queries in a stage, multiplied STEP at a
@@ -100,7 +56,7 @@ struct KeyTiles {
 
 template <int D, bool DROPOUT>
 __global__ void __launch_bounds__(THREADS, 2)
-    key_kernel(const FlashMma p, unsigned tiles, unsigned section) {
+    key_kernel(const FlashProblem p, unsigned tiles, unsigned section) {
     using Tiles = KeyTiles<D>;
     using Shape = KeyShape<D>;
     constexpr int M = Tiles::M, KEYS = Tiles::KEYS, QUERIES = Tiles::QUERIES, STEP = Shape::STEP;
@@ -111,7 +67,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const Tile<D> v_tile = {k_tile.base + KEYS * Tile<D>::ROW_BYTES};
     const uint32_t stages = v_tile.base + KEYS * Tile<D>::ROW_BYTES;
 
-    const Place place = find_place(tiles, p.B, p.NKV, section);
+    const Place place = find_place(blockIdx.x, tiles, p.B, p.NKV, section);
     const int b = place.b, kv = place.h, j0 = place.tile * KEYS;
     const int column0 = blockIdx.y * Shape::COLUMNS;
     const int group = p.NH / p.NKV;
@@ -240,7 +196,7 @@ struct QueryTiles {
 
 template <int D, bool DROPOUT>
 __global__ void __launch_bounds__(THREADS, 2)
-    query_kernel(const FlashMma p, unsigned tiles, unsigned section) {
+    query_kernel(const FlashProblem p, unsigned tiles, unsigned section) {
     using Tiles = QueryTiles<D>;
     using Shape = QueryShape<D>;
     constexpr int M = Tiles::M, KEYS = Tiles::KEYS, QUERIES = Tiles::QUERIES, STEP = Shape::STEP;
@@ -251,7 +207,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     const Tile<D> dout_tile = {q_tile.base + QUERIES * Tile<D>::ROW_BYTES};
     const uint32_t stages = dout_tile.base + QUERIES * Tile<D>::ROW_BYTES;
 
-    const Place place = find_place(tiles, p.B, p.NH, section);
+    const Place place = find_place(blockIdx.x, tiles, p.B, p.NH, section);
     const int b = place.b, h = place.h, kv = h / (p.NH / p.NKV);
     const int i0 = (tiles - 1 - place.tile) * QUERIES;
     const int keys = keys_seen(p, i0 + QUERIES);
@@ -328,7 +284,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 }
 
 struct RunBackward {
-    const FlashMma &p;
+    const FlashProblem &p;
     cudaStream_t stream;
 
     template <int D, bool DROPOUT>
@@ -359,13 +315,9 @@ extern "C" size_t flash_mma_backward_workspace(const Attention *problem) {
 extern "C" void flash_mma_backward(const Attention *problem, const AttentionTensors *tensors,
                                    const AttentionGradients *gradients, void *workspace,
                                    void *stream) {
-    FlashMma p = describe(problem, tensors);
-    p.dout = gradients->dout, p.dq = gradients->dq, p.dk = gradients->dk, p.dv = gradients->dv;
-    p.aligned = p.aligned && view_aligned(&p.dout) && view_aligned(&p.dq) && view_aligned(&p.dk) &&
-                view_aligned(&p.dv);
+    FlashProblem p = describe(problem, tensors, gradients);
     p.lse2 = (float *)workspace;
     p.delta = p.lse2 + statistics_count(problem);
-    launch(statistics_kernel, dim3((unsigned)(statistics_count(problem) / STATISTICS_ROWS)), 0,
-           (cudaStream_t)stream, p);
+    flash_statistics(p, NULL, 0, (cudaStream_t)stream);
     dispatch(p, RunBackward{p, (cudaStream_t)stream});
 }

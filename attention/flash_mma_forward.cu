@@ -45,7 +45,7 @@ struct ForwardTiles {
 
 template <int D, bool DROPOUT>
 __global__ void __launch_bounds__(THREADS, ForwardShape<D>::BLOCKS)
-    forward_kernel(const FlashMma p, unsigned tiles, unsigned section) {
+    forward_kernel(const FlashProblem p, unsigned tiles, unsigned section) {
     using Tiles = ForwardTiles<D>;
     constexpr int M = Tiles::M, KEYS = Tiles::KEYS, QUERIES = Tiles::QUERIES;
     if (!KERNELS_EXIST)
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::BLOCKS)
     const Tile<D> q_tile = {shared_address(shared)};
     const uint32_t stages = q_tile.base + Tiles::QUERIES * Tile<D>::ROW_BYTES;
 
-    const Place place = find_place(tiles, p.B, p.NH, section);
+    const Place place = find_place(blockIdx.x, tiles, p.B, p.NH, section);
     const int b = place.b, h = place.h, kv = h / (p.NH / p.NKV);
     const int i0 = (tiles - 1 - place.tile) * QUERIES;
     const int keys = keys_seen(p, i0 + QUERIES);
@@ -92,7 +92,10 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::BLOCKS)
         multiply_transposed(scores, q_rows, k_tile, 0);
         if (p.mask.cuts(warp_i0, j0, KEYS))
             p.mask.apply(scores, warp_i0, j0);
-        softmax.step(scores, out, p.scale_log2);
+        float correction[M][2];
+        softmax.raise(scores, correction, p.scale_log2);
+        softmax.correct(out, correction);
+        softmax.exponentials(scores, p.scale_log2);
         if constexpr (DROPOUT)
             p.dropout.visit<M, KEYS / 8>(b * p.NH + h, warp_i0, j0, [&](int m, int n, int e) {
                 scores[m][n][e] = 0.0f;
@@ -119,7 +122,7 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::BLOCKS)
 }
 
 struct RunForward {
-    const FlashMma &p;
+    const FlashProblem &p;
     cudaStream_t stream;
 
     template <int D, bool DROPOUT>
@@ -160,6 +163,6 @@ extern "C" size_t flash_mma_forward_workspace(const Attention *problem) {
 extern "C" void flash_mma_forward(const Attention *problem, const AttentionTensors *tensors,
                                   void *workspace, void *stream) {
     (void)workspace;
-    const FlashMma p = describe(problem, tensors);
+    const FlashProblem p = describe(problem, tensors);
     dispatch(p, RunForward{p, (cudaStream_t)stream});
 }

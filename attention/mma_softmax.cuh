@@ -31,10 +31,16 @@ struct OnlineSoftmax {
             }
     }
 
-    /* scores become p; m, ℓ become m', ℓ'; O is corrected to m', without the tile's p v. */
-    template <int N, int NO>
-    __device__ __forceinline__ void step(float (&scores)[M][N][4], float (&out)[M][NO][4],
-                                         float c) {
+    /* A row that has seen no key has m = -inf, and -inf - -inf is NaN: subtracting 0 makes all its
+     * terms exp2(-inf) = 0. */
+    static __device__ __forceinline__ float base(float top) {
+        return top == -INFINITY ? 0.0f : top;
+    }
+
+    /* m becomes m'; correction = r, by which ℓ has been and O is still to be multiplied. */
+    template <int N>
+    __device__ __forceinline__ void raise(const float (&scores)[M][N][4],
+                                          float (&correction)[M][2], float c) {
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
@@ -44,25 +50,41 @@ struct OnlineSoftmax {
                 for (int n = 0; n < N; n++)
                     highest = fmaxf(highest, fmaxf(scores[m][n][2 * i], scores[m][n][2 * i + 1]));
                 highest = quad_max(highest);
-                /* A row that has seen no key has m = -inf, and -inf - -inf is NaN: subtracting 0
-                 * makes all its terms exp2(-inf) = 0. */
-                const float base = highest == -INFINITY ? 0.0f : highest;
-                const float correction = exp2_approx((top[m][i] - base) * c);
+                correction[m][i] = exp2_approx((top[m][i] - base(highest)) * c);
                 top[m][i] = highest;
-                sum[m][i] *= correction;
+                sum[m][i] *= correction[m][i];
+            }
+    }
+
+    /* Then scores become p, and ℓ becomes ℓ'. */
+    template <int N>
+    __device__ __forceinline__ void exponentials(float (&scores)[M][N][4], float c) {
 #pragma unroll
-                for (int n = 0; n < NO; n++) {
-                    out[m][n][2 * i] *= correction;
-                    out[m][n][2 * i + 1] *= correction;
-                }
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float shift = -base(top[m][i]) * c;
 #pragma unroll
                 for (int n = 0; n < N; n++)
 #pragma unroll
                     for (int e = 2 * i; e < 2 * i + 2; e++) {
-                        scores[m][n][e] = exp2_approx(fmaf(scores[m][n][e], c, -base * c));
+                        scores[m][n][e] = exp2_approx(fmaf(scores[m][n][e], c, shift));
                         sum[m][i] += scores[m][n][e];
                     }
             }
+    }
+
+    /* O = r O. */
+    template <int NO>
+    static __device__ __forceinline__ void correct(float (&out)[M][NO][4],
+                                                   const float (&correction)[M][2]) {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int n = 0; n < NO; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    out[m][n][e] *= correction[m][e / 2];
     }
 
     /* After the last tile: the factor that normalises O, and LSE in natural logarithms. A row

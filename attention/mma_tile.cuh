@@ -17,9 +17,8 @@
 
 #include <stddef.h>
 
-#include "attention/mma.cuh"
-
-typedef uint16_t bf16; /* moved and converted as bits only */
+#include "attention/flash_problem.cuh"
+#include "attention/mma_accumulator.cuh"
 
 template <int D>
 struct Tile {
@@ -116,20 +115,6 @@ __device__ __forceinline__ void load_tile(Tile<D> tile, const bf16 *matrix, size
     }
 }
 
-/* A operand in registers: K steps of 16 columns. */
-template <int M, int K>
-struct Fragments {
-    uint32_t x[K][M][4];
-
-    __device__ __forceinline__ void get(uint32_t (&a)[M][4], int k) const {
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                a[m][i] = x[k][m][i];
-    }
-};
-
 /* A operand in shared memory: rows row0 … row0+16M-1 of a tile. */
 template <int M, int D>
 struct TileRows {
@@ -158,44 +143,6 @@ __device__ __forceinline__ auto tile_rows(Tile<D> tile, int row0) {
     } else {
         return rows;
     }
-}
-
-/* An accumulator as the A operand of the next product: the layouts agree, so nothing moves. */
-template <int M, int N>
-__device__ __forceinline__ Fragments<M, N / 2> pack_fragments(const float (&acc)[M][N][4]) {
-    Fragments<M, N / 2> packed;
-#pragma unroll
-    for (int k = 0; k < N / 2; k++)
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float *pair = &acc[m][2 * k + i / 2][2 * (i % 2)];
-                packed.x[k][m][i] = pack_bf16(pair[0], pair[1]);
-            }
-    return packed;
-}
-
-template <int M, int N>
-__device__ __forceinline__ void clear(float (&acc)[M][N][4]) {
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                acc[m][n][e] = 0.0f;
-}
-
-template <int M, int N>
-__device__ __forceinline__ void copy(float (&to)[M][N][4], const float (&from)[M][N][4]) {
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                to[m][n][e] = from[m][n][e];
 }
 
 /* acc (16M × 8N) += A (16M × D) · Bᵀ, B = rows row0 … row0+8N-1 of the tile. */
@@ -241,13 +188,6 @@ __device__ __forceinline__ void multiply(float (&acc)[M][N][4], const Fragments<
                 mma_16x8x16(acc[m][n + 1], a.x[k][m], b[2], b[3]);
             }
         }
-}
-
-template <int M>
-__device__ __forceinline__ void fill(float (&factor)[M][2], float value) {
-#pragma unroll
-    for (int m = 0; m < M; m++)
-        factor[m][0] = factor[m][1] = value;
 }
 
 /* Rows row0 … row0+16M-1 of a (T,HS) matrix, columns column0 … column0+8N-1, = acc, each row times

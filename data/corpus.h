@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 typedef struct {
-    Tokenizer *tokenizer; /* NULL for shards */
+    Tokenizer *tokenizer; /* NULL for shards that have none beside them */
     size_t V;
     Dataset *train;
     Dataset *validation; /* NULL if there is none */
@@ -19,12 +19,19 @@ typedef struct {
 /* Whether the path names token shards: a directory, a glob, or a file ending in .bin. */
 bool corpus_is_shards(const char *path);
 
-/* A text: `tokenizer` is used and owned if not NULL (a checkpoint's), else one of this kind, "char" or
- * "bytes", is made. The last `fraction` of the tokens is for validation. */
-bool corpus_open_text(Corpus *corpus, const char *path, Tokenizer *tokenizer, const char *kind,
+/* A text: `tokenizer` is used and owned if not NULL (a checkpoint's), else the one that `name`
+ * says is made: "char", "bytes", or that of a directory. A large text with a BPE tokenizer is
+ * tokenized into a cache (data/token_cache.h). The last `fraction` of the tokens is for
+ * validation. */
+bool corpus_open_text(Corpus *corpus, const char *path, Tokenizer *tokenizer, const char *name,
                       double fraction);
-/* Shards with tokens below V; validation may be NULL. */
-bool corpus_open_shards(Corpus *corpus, const char *train, const char *validation, size_t V);
+
+typedef enum { CORPUS_SHARDS, CORPUS_NANOGPT } CorpusFormat;
+
+/* Shards with tokens below V; validation may be NULL. A directory that `train_gpt tokenize` made
+ * has its own tokenizer, V and validation, and one of nanoGPT has train.bin and val.bin. */
+bool corpus_open_shards(Corpus *corpus, CorpusFormat format, const char *train,
+                        const char *validation, size_t V);
 void corpus_close(Corpus *corpus);
 
 #ifdef __cplusplus

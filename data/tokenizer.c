@@ -1,4 +1,4 @@
-/* Characters and bytes as tokens, and their tokenizer.json.
+/* Characters and bytes as tokens, and their tokenizer.json; BPE is passed on to data/bpe.h.
  *
  * For the tokenizers library, characters are a WordLevel model behind a pre-tokenizer that isolates
  * every character, and bytes are a ByteLevel BPE of the 256 bytes without merges. Apart from the
@@ -6,10 +6,12 @@
  * must say the same, so what this program encodes is what that library encodes. */
 #include "data/tokenizer.h"
 
-#include <cjson/cJSON.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/bpe.h"
+#include "data/bpe_files.h"
+#include "data/json.h"
 #include "data/utf8.h"
 #include "runtime/error.h"
 #include "runtime/files.h"
@@ -51,6 +53,8 @@ static const Kind bytes_kind = {
     "    \"vocab\": {",
     "\n    },\n    \"merges\": []\n  }\n}\n"};
 
+static const Kind bpe_kind = {.name = "bpe"};
+
 /* A vocabulary of every character there is takes less; what is larger is another kind of file. */
 static const size_t file_limit = (size_t)64 << 20;
 
@@ -64,6 +68,7 @@ struct Tokenizer {
     size_t V;
     Token *token;    /* (V) */
     uint32_t *place; /* characters: by code point, the id + 1, or 0 if not in the vocabulary */
+    Bpe *bpe;        /* BPE: everything; the members above are not used */
 };
 
 /* A tokenizer with V tokens to be defined. */
@@ -86,7 +91,20 @@ void tokenizer_free(Tokenizer *tokenizer) {
     if (tokenizer == NULL) return;
     free(tokenizer->token);
     free(tokenizer->place);
+    bpe_free(tokenizer->bpe);
     free(tokenizer);
+}
+
+/* Takes over the BPE, which may be NULL after an error. */
+static Tokenizer *wrap_bpe(Bpe *bpe) {
+    Tokenizer *tokenizer = bpe == NULL ? NULL : calloc(1, sizeof *tokenizer);
+    if (tokenizer != NULL) {
+        *tokenizer = (Tokenizer){.kind = &bpe_kind, .V = bpe->names.count, .bpe = bpe};
+    } else if (bpe != NULL) {
+        error_set("no memory for a tokenizer of %u tokens", bpe->names.count);
+        bpe_free(bpe);
+    }
+    return tokenizer;
 }
 
 static void define_character(Tokenizer *tokenizer, size_t id, uint32_t code) {
@@ -143,6 +161,38 @@ Tokenizer *tokenizer_characters(const char *text, size_t bytes) {
     return tokenizer;
 }
 
+static bool add_bytes_and_merges(Bpe *bpe, const int32_t (*merges)[2], size_t count) {
+    for (uint32_t code = 0; code < 0x144; code++) /* GPT-2's order is that of the characters */
+        for (unsigned byte = 0; byte < 256; byte++) {
+            char name[4];
+            if (byte_character(byte) == code && !bpe_add_token(bpe, name, utf8_encode(code, name)))
+                return false;
+        }
+    for (size_t i = 0; i < count; i++)
+        if (!bpe_learn_merge(bpe, (uint32_t)merges[i][0], (uint32_t)merges[i][1])) return false;
+    return true;
+}
+
+static bool add_special(Bpe *bpe, const char *const *special, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (!bpe_add_token(bpe, special[i], strlen(special[i])) ||
+            !bpe_add_added(bpe, special[i], strlen(special[i]), /*special=*/true,
+                           /*normalized=*/false))
+            return false;
+    return true;
+}
+
+Tokenizer *tokenizer_bpe(const int32_t (*merges)[2], size_t merge_count, const char *const *special,
+                         size_t special_count) {
+    static const BpeOptions options = {.unknown = NULL};
+    Bpe *bpe = bpe_new();
+    if (bpe != NULL && add_bytes_and_merges(bpe, merges, merge_count) &&
+        add_special(bpe, special, special_count) && bpe_finish(bpe, &options))
+        return wrap_bpe(bpe);
+    bpe_free(bpe);
+    return NULL;
+}
+
 const char *tokenizer_kind(const Tokenizer *tokenizer) { return tokenizer->kind->name; }
 
 size_t tokenizer_vocabulary(const Tokenizer *tokenizer) { return tokenizer->V; }
@@ -171,8 +221,21 @@ static bool encode_characters(const Tokenizer *tokenizer, const char *text, size
     return true;
 }
 
+int32_t tokenizer_special(const Tokenizer *tokenizer, const char *name) {
+    return tokenizer->bpe == NULL ? -1 : bpe_special(tokenizer->bpe, name);
+}
+
+int32_t *tokenizer_encode_special(const Tokenizer *tokenizer, const char *text, size_t bytes,
+                                  size_t *count) {
+    return tokenizer->bpe == NULL
+               ? tokenizer_encode(tokenizer, text, bytes, count)
+               : bpe_encode(tokenizer->bpe, text, bytes, /*special=*/true, count);
+}
+
 int32_t *tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t bytes,
                           size_t *count) {
+    if (tokenizer->bpe != NULL)
+        return bpe_encode(tokenizer->bpe, text, bytes, /*special=*/false, count);
     int32_t *ids = bytes < SIZE_MAX / sizeof *ids ? malloc((bytes + 1) * sizeof *ids) : NULL;
     if (ids == NULL) {
         error_set("no memory for the tokens of a text of %zu bytes", bytes);
@@ -188,19 +251,21 @@ int32_t *tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t b
     return ids;
 }
 
+size_t tokenizer_cut(const Tokenizer *tokenizer, const char *text, size_t bytes) {
+    if (tokenizer->bpe != NULL) return bpe_cut(tokenizer->bpe, text, bytes);
+    if (tokenizer->kind == &bytes_kind) return bytes;
+    size_t start = bytes; /* of the last character, which may go on */
+    while (start > 0 && bytes - start < 4)
+        if (((unsigned char)text[--start] & 0xC0) != 0x80) break;
+    uint32_t code;
+    return utf8_decode(text + start, bytes - start, &code) == bytes - start ? bytes : start;
+}
+
 const char *tokenizer_decode(const Tokenizer *tokenizer, int32_t id, size_t *bytes) {
+    if (tokenizer->bpe != NULL) return bpe_text(tokenizer->bpe, id, bytes);
     bool known = id >= 0 && (size_t)id < tokenizer->V;
     *bytes = known ? tokenizer->token[id].bytes : 0;
     return known ? tokenizer->token[id].text : "";
-}
-
-/* The character that stands for a byte in ByteLevel vocabularies: itself (in Latin-1) where that is
- * visible, else the next unused one from U+0100 on (Radford et al. 2019, bytes_to_unicode). */
-static uint32_t byte_character(unsigned byte) {
-    if (byte < 0x21) return 0x100 + byte;
-    if (byte < 0x7F) return byte;
-    if (byte < 0xA1) return 0x121 + byte - 0x7F;
-    return byte == 0xAD ? 0x143 : byte;
 }
 
 static void write_vocabulary(const Tokenizer *tokenizer, FILE *file) {
@@ -208,32 +273,52 @@ static void write_vocabulary(const Tokenizer *tokenizer, FILE *file) {
         Token token = tokenizer->token[id];
         if (tokenizer->kind == &bytes_kind)
             token.bytes = (unsigned char)utf8_encode(byte_character((unsigned)id), token.text);
-        fputs(id == 0 ? "\n      \"" : ",\n      \"", file);
-        unsigned char first = (unsigned char)token.text[0];
-        if (first < ' ') {
-            fprintf(file, "\\u%04x", first);
-        } else {
-            if (first == '"' || first == '\\') fputc('\\', file);
-            fwrite(token.text, 1, token.bytes, file);
-        }
-        fprintf(file, "\": %zu", id);
+        fputs(id == 0 ? "\n      " : ",\n      ", file);
+        json_write_string(file, token.text, token.bytes);
+        fprintf(file, ": %zu", id);
     }
 }
 
 static const char file_name[] = "tokenizer.json";
+
+static void write_json(const Tokenizer *tokenizer, FILE *file) {
+    if (tokenizer->bpe != NULL) {
+        bpe_write_json(tokenizer->bpe, file);
+    } else {
+        fputs(tokenizer->kind->head, file);
+        write_vocabulary(tokenizer, file);
+        fputs(tokenizer->kind->tail, file);
+    }
+}
 
 bool tokenizer_save(const Tokenizer *tokenizer, const char *directory) {
     char path[FILE_PATH_BYTES];
     FileReplacement replacement;
     if (!file_join(path, directory, file_name) || !file_replace_begin(&replacement, path))
         return false;
-    fputs(tokenizer->kind->head, replacement.file);
-    write_vocabulary(tokenizer, replacement.file);
-    fputs(tokenizer->kind->tail, replacement.file);
+    write_json(tokenizer, replacement.file);
     return file_replace_commit(&replacement);
 }
 
-#define SUPPORTED "this program reads the character and byte tokenizers that it writes"
+bool tokenizer_hash(const Tokenizer *tokenizer, char sha256[SHA256_HEX_BYTES]) {
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *file = open_memstream(&text, &bytes);
+    bool good = file != NULL;
+    if (good) {
+        write_json(tokenizer, file);
+        good = !ferror(file);
+        good = fclose(file) == 0 && good;
+    }
+    Sha256 hash;
+    sha256_begin(&hash);
+    if (good) sha256_add(&hash, text, bytes);
+    sha256_end(&hash, sha256);
+    free(text);
+    return good || error_set("no memory for a tokenizer's file");
+}
+
+#define SUPPORTED "this program reads the tokenizers that it writes, and GPT-2's"
 
 /* Whether `found` has every member of `expected` with the same value, the vocabulary excepted. One
  * that is null or false may be absent: so it is in files of older versions of the library. */
@@ -258,23 +343,27 @@ static bool same_members(const char *path, const cJSON *expected, const cJSON *f
     return true;
 }
 
+/* Bytes have no merges and no pattern; other BPE models are GPT-2's kind. Old files don't say that
+ * they are BPE. */
 static const Kind *find_kind(const char *path, const cJSON *root) {
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
-    const char *type = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(model, "type"));
-    int merges = cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(model, "merges"));
+    const cJSON *merges = cJSON_GetObjectItemCaseSensitive(model, "merges");
+    const cJSON *before = cJSON_GetObjectItemCaseSensitive(root, "pre_tokenizer");
+    const cJSON *type_member = cJSON_GetObjectItemCaseSensitive(model, "type");
+    const char *type = cJSON_GetStringValue(type_member);
     if (!cJSON_IsObject(root) || !cJSON_IsObject(model)) {
         error_set("%s: there is no \"model\" in it, so it is no tokenizer", path);
-    } else if (type == NULL) {
+    } else if (type == NULL && (type_member != NULL || !cJSON_IsArray(merges))) {
         error_set("%s: its model has no \"type\"; expected WordLevel or BPE", path);
-    } else if (strcmp(type, characters_kind.model) == 0) {
+    } else if (type != NULL && strcmp(type, characters_kind.model) == 0) {
         return &characters_kind;
-    } else if (strcmp(type, bytes_kind.model) != 0) {
-        error_set("%s: a %.40s tokenizer, which is not supported yet; " SUPPORTED, path, type);
-    } else if (merges > 0) {
-        error_set("%s: a BPE tokenizer with %d merges, which is not supported yet; " SUPPORTED,
-                  path, merges);
-    } else {
+    } else if (type != NULL && strcmp(type, bytes_kind.model) != 0) {
+        error_set("%s: a %.40s tokenizer, which is not supported; " SUPPORTED, path, type);
+    } else if (merges != NULL && merges->child == NULL &&
+               cJSON_IsFalse(cJSON_GetObjectItemCaseSensitive(before, "use_regex"))) {
         return &bytes_kind;
+    } else {
+        return &bpe_kind;
     }
     return NULL;
 }
@@ -333,41 +422,37 @@ static Tokenizer *read_vocabulary(const char *path, const Kind *kind, const cJSO
     return tokenizer;
 }
 
-static Tokenizer *read_json(const char *path, const char *text, size_t bytes) {
-    const char *end = text;
-    cJSON *root = cJSON_ParseWithLengthOpts(text, bytes, &end, /*require_null_terminated=*/false);
-    if (root != NULL) end += strspn(end, " \t\r\n");
-    if (root == NULL || end != text + bytes) {
-        error_set("%s: is not JSON: it goes wrong at byte %zu of %zu", path, (size_t)(end - text),
-                  bytes);
-        cJSON_Delete(root);
-        return NULL;
-    }
+/* Characters or bytes. */
+static Tokenizer *read_fixed_kind(const char *path, const Kind *kind, const cJSON *root) {
+    char *empty = malloc(strlen(kind->head) + strlen(kind->tail) + 1);
+    cJSON *expected = NULL;
+    if (empty != NULL) expected = cJSON_Parse(strcat(strcpy(empty, kind->head), kind->tail));
+    const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
     Tokenizer *tokenizer = NULL;
-    const Kind *kind = find_kind(path, root);
-    if (kind != NULL) {
-        char *empty = malloc(strlen(kind->head) + strlen(kind->tail) + 1);
-        cJSON *expected = NULL;
-        if (empty != NULL) expected = cJSON_Parse(strcat(strcpy(empty, kind->head), kind->tail));
-        const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
-        if (expected == NULL)
-            error_set("no memory to read %s", path);
-        else if (same_members(path, expected, root))
-            tokenizer =
-                read_vocabulary(path, kind, cJSON_GetObjectItemCaseSensitive(model, "vocab"));
-        cJSON_Delete(expected);
-        free(empty);
-    }
-    cJSON_Delete(root);
+    if (expected == NULL)
+        error_set("no memory to read %s", path);
+    else if (same_members(path, expected, root))
+        tokenizer = read_vocabulary(path, kind, cJSON_GetObjectItemCaseSensitive(model, "vocab"));
+    cJSON_Delete(expected);
+    free(empty);
     return tokenizer;
 }
 
 Tokenizer *tokenizer_load(const char *directory) {
-    char path[FILE_PATH_BYTES];
-    size_t bytes;
-    char *text = NULL;
-    if (file_join(path, directory, file_name)) text = file_read(path, file_limit, &bytes);
-    Tokenizer *tokenizer = text == NULL ? NULL : read_json(path, text, bytes);
-    free(text);
+    char path[FILE_PATH_BYTES], vocabulary[FILE_PATH_BYTES], merges[FILE_PATH_BYTES];
+    if (!file_join(path, directory, file_name) || !file_join(vocabulary, directory, "vocab.json") ||
+        !file_join(merges, directory, "merges.txt"))
+        return NULL;
+    if (!file_exists(path) && file_exists(vocabulary))
+        return wrap_bpe(bpe_from_vocab(vocabulary, merges));
+    cJSON *root = json_read(path, file_limit);
+    if (root == NULL) return NULL;
+    Tokenizer *tokenizer = NULL;
+    const Kind *kind = find_kind(path, root);
+    if (kind == &bpe_kind)
+        tokenizer = wrap_bpe(bpe_from_json(path, root));
+    else if (kind != NULL)
+        tokenizer = read_fixed_kind(path, kind, root);
+    cJSON_Delete(root);
     return tokenizer;
 }

@@ -1,4 +1,4 @@
-/* Speed of attention and of a training step. Each result is checked, printed, and appended as one
+/* Speed of attention, of a training step and of sampling. Each result is checked, printed, and appended as one
  * JSON line to dev/results/bench.jsonl, whose fields dev/results/README.md explains.
  *
  * Operations are counted as in FlashAttention's papers: the forward is two matrix products,
@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "dev/measure.h"
+#include "gpt/decode.h"
 #include "runtime/convert.h"
 #include "runtime/flags.h"
 #include "test/compare.h"
@@ -17,15 +18,15 @@ static const char *what = "all", *device_flag = "auto", *attention_flag = "auto"
 static int64_t batch, sequence, max_length;
 
 static Flag flags[] = {
-    {"what", FLAG_CHOICE, &what, 0, 0, "all|attention|step", "what to time", false},
+    {"what", FLAG_CHOICE, &what, 0, 0, "all|attention|step|sample", "what to time", false},
     {"device", FLAG_CHOICE, &device_flag, 0, 0, "auto|cpu|cuda", "where to compute", false},
-    {"attention", FLAG_CHOICE, &attention_flag, 0, 0, "auto|naive|flash_v1|flash_mma",
+    {"attention", FLAG_CHOICE, &attention_flag, 0, 0, "auto|naive|flash_v1|flash_mma|flash_hopper",
      "kernels; auto: every family, and in the step the one that the trainer takes", false},
     {"max-length", FLAG_INT, &max_length, 0, 1 << 24, NULL,
      "longest T of attention; 0: 4096 on a GPU, 2048 on the CPU", false},
-    {"preset", FLAG_STRING, &preset, 0, 0, NULL, "model of the step", false},
-    {"batch", FLAG_INT, &batch, 0, 1 << 24, NULL, "B of the step; 0: 64 on a GPU, 4 on the CPU",
-     false},
+    {"preset", FLAG_STRING, &preset, 0, 0, NULL, "model of the step and of sampling", false},
+    {"batch", FLAG_INT, &batch, 0, 1 << 24, NULL,
+     "B of the step, 0: 64 on a GPU, 4 on the CPU; texts at once of sampling, 0: 1", false},
     {"sequence", FLAG_INT, &sequence, 0, 1 << 24, NULL,
      "T of the step; 0: 1024 on a GPU, 64 on the CPU, but no more than the preset's", false},
     {"output", FLAG_STRING, &output, 0, 0, NULL, "file that the results are appended to", false},
@@ -409,9 +410,89 @@ static bool bench_step(Device *device, DataType type) {
     return good;
 }
 
+/* --- Sampling ------------------------------------------------------------------------------- */
+
+enum { PROMPT = 16, DRAWS = 512, SAMPLE_SECONDS = 10 };
+
+/* Draws until DRAWS tokens or the time are over; returns the seconds a token of each text, and the
+ * tokens of the first. */
+static double draw_tokens(GptDecoder *decoder, int32_t *drawn, size_t B, int32_t *text, size_t *n) {
+    static const int32_t prompt[PROMPT];
+    const size_t most = *n;
+    gpt_decoder_start(decoder, prompt, PROMPT);
+    for (int i = 0; i < 3; i++) gpt_decoder_next(decoder, drawn); /* to warm up, and to record */
+    const double begin = log_seconds();
+    for (*n = 0; *n < most && log_seconds() - begin < SAMPLE_SECONDS; ++*n) {
+        gpt_decoder_next(decoder, drawn);
+        text[*n] = drawn[0];
+        for (size_t b = 0; b < B; b++)
+            if (drawn[b] < 0) text[*n] = -1;
+    }
+    return (log_seconds() - begin) / (double)*n;
+}
+
+/* What reading so many bytes takes: the norm of that many floats. */
+static double reading_seconds(Device *device, size_t bytes) {
+    const Layers *layers = layers_get(device->type, TYPE_F32);
+    float *values = device_alloc(device, bytes), *norm = device_alloc(device, sizeof *norm);
+    double seconds[9];
+    if (!values || !norm) measure_exit();
+    device_zero(device, values, bytes);
+    for (int i = 0; i < 9; i++) {
+        device_synchronize(device);
+        double begin = log_seconds();
+        layers->grad_norm(norm, values, bytes / sizeof *values, device);
+        device_synchronize(device);
+        seconds[i] = log_seconds() - begin;
+    }
+    device_free(device, values);
+    device_free(device, norm);
+    return measure_median(seconds, 9);
+}
+
+static bool bench_sample(Device *device, DataType type) {
+    GptConfig config;
+    if (!gpt_preset(preset, &config)) measure_exit();
+    const size_t B = batch ? (size_t)batch : 1;
+    GptOptions options = {.B = 1, .T = config.T, .type = type, .use = GPT_INFERENCE};
+    const Sampling sampling = {0.8f, 1, 200, 1};
+    Gpt *model = gpt_create(&config, &options, device, NULL);
+    if (!model) measure_exit();
+    gpt_init(model, 1);
+    GptDecoder *decoder = gpt_decoder_create(model, B, &sampling);
+    if (!decoder) measure_exit();
+    int32_t *drawn = measure_alloc(B * sizeof *drawn), text[2][DRAWS];
+    size_t n = DRAWS;
+    draw_tokens(decoder, drawn, B, text[0], &n);
+    const double seconds = draw_tokens(decoder, drawn, B, text[1], &n);
+    const double reading = reading_seconds(device, gpt_planned(model)->parameters);
+
+    /* The same seed gives the same text, of numbers that are tokens. */
+    bool good = memcmp(text[0], text[1], n * sizeof text[0][0]) == 0;
+    for (size_t i = 0; i < n; i++) good &= text[1][i] >= 0;
+    printf("sampling from %s, %zu at once, %s\n", preset, B, type_name(type));
+    printf("%.3f ms a token of each  %.0f tokens/s  reading the weights alone %.3f ms%s\n\n",
+           1e3 * seconds, (double)B / seconds, 1e3 * reading, good ? "" : "  FAILED");
+    if (good) {
+        cJSON *line = result_begin("sample", device, type);
+        add_text(line, "preset", preset);
+        add_count(line, "B", B);
+        add_figure(line, "ms", 1e3 * seconds);
+        add_figure(line, "tokens_per_second", (double)B / seconds);
+        add_figure(line, "reading_ms", 1e3 * reading);
+        result_end(line);
+    }
+    free(drawn);
+    gpt_decoder_free(decoder);
+    gpt_free(model);
+    return good;
+}
+
+static bool wanted(const char *part) { return strcmp(what, "all") == 0 || strcmp(what, part) == 0; }
+
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "--help") == 0) {
-        printf("bench: speed of attention and of a training step\n\n");
+        printf("bench: speed of attention, of a training step and of sampling\n\n");
         flags_print_help(flags, stdout);
         return 0;
     }
@@ -421,8 +502,9 @@ int main(int argc, char **argv) {
     const DataType type = measure_type(device);
     printf("%s, %s\n\n", device->name, type_name(type));
     bool good = true;
-    if (strcmp(what, "step") != 0) good &= bench_attention(device, type);
-    if (strcmp(what, "attention") != 0) good &= bench_step(device, type);
+    if (wanted("attention")) good &= bench_attention(device, type);
+    if (wanted("step")) good &= bench_step(device, type);
+    if (wanted("sample")) good &= bench_sample(device, type);
     printf(good ? "appended to %s\n" : "bench: a check failed; %s has the results that passed\n",
            output);
     device_close(device);

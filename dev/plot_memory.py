@@ -7,19 +7,10 @@ import csv
 import os
 import sys
 
-try:
-    import matplotlib
-except ImportError:
-    print("memory: no picture, because matplotlib is missing; install it (apt install "
-          "python3-matplotlib, or pip install matplotlib) and run: python3 " + " ".join(sys.argv))
-    sys.exit(0)
+from picture import COLOURS, plt, save, tidy
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-# Okabe and Ito's palette: distinct for every kind of colour vision, and in print.
-COLOURS = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"]
 ENDS = {"out_of_memory": "until out of memory", "too_slow": "until too slow"}
 
 
@@ -63,10 +54,7 @@ def log_axes(axes, lengths, title):
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("sequence length T")
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.grid(color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes, title)
 
 
 def draw_memory(axes, families, device_bytes):
@@ -138,8 +126,7 @@ def main():
         axes.set_xlim(lengths[0] / 1.3, lengths[-1] * 1.6)
     figure.suptitle("{device}, {type}: GPT with L={layers}, NH={heads}, C={width}, V={vocabulary}, "
                     "B=1".format(**first), x=0.01, ha="left", fontsize=12)
-    figure.savefig(picture, dpi=130)
-    print(f"drawn in {picture}")
+    save(figure, picture)
 
 
 if __name__ == "__main__":

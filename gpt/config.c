@@ -5,17 +5,17 @@
 
 #include "runtime/error.h"
 
-#define GPT2(name, L, NH, C)                            \
-    {                                                   \
-        name, { L, NH, C, 1024, 50257, 1e-5f, 0, 0, 0 } \
+#define GPT2(name, L, NH, C)                                   \
+    {                                                          \
+        name, { L, NH, C, 1024, 50257, 1e-5f, 0, 0, 0, false } \
     }
 
 static const struct {
     const char *name;
     GptConfig config;
 } presets[] = {
-    {"shakespeare-cpu", {4, 4, 128, 64, 256, 1e-5f, 0, 0, 0}},
-    {"shakespeare", {6, 6, 384, 256, 256, 1e-5f, 0.2f, 0.2f, 0.2f}},
+    {"shakespeare-cpu", {4, 4, 128, 64, 256, 1e-5f, 0, 0, 0, false}},
+    {"shakespeare", {6, 6, 384, 256, 256, 1e-5f, 0.2f, 0.2f, 0.2f, false}},
     GPT2("gpt2-124M", 12, 12, 768),
     GPT2("gpt2-350M", 24, 16, 1024),
     GPT2("gpt2-774M", 36, 20, 1280),
@@ -122,11 +122,14 @@ void gpt_table(GptTable *table, const GptConfig *config) {
     }
     add(table, "ln_f.weight", C, 0, C, 0, 1);
     add(table, "ln_f.bias", C, 0, C, 0, 0);
+    if (config->untied_head)
+        add(table, GPT_HEAD, config->V, C, gpt_padded_vocabulary(config), deviation, 0);
 }
 
-size_t gpt_table_capacity(const GptConfig *config) { return 4 + 12 * config->L; }
+size_t gpt_table_capacity(const GptConfig *config) { return 5 + 12 * config->L; }
 
 size_t gpt_parameters(const GptConfig *config) {
     size_t C = config->C;
-    return (config->V + config->T) * C + config->L * (12 * C * C + 13 * C) + 2 * C;
+    size_t vocabularies = config->untied_head ? 2 : 1;
+    return (vocabularies * config->V + config->T) * C + config->L * (12 * C * C + 13 * C) + 2 * C;
 }

@@ -6,6 +6,9 @@
 
 #include "gpt/gpt.h"
 
+/* The name of an untied head's tensor, the only one outside Hugging Face's "transformer.". */
+#define GPT_HEAD "lm_head.weight"
+
 typedef struct {
     GptTensor *tensors; /* gpt_table_capacity entries, the caller's */
     size_t count;
@@ -13,7 +16,7 @@ typedef struct {
 } GptTable;
 
 size_t gpt_table_capacity(const GptConfig *config);
-/* Fills the table: the embeddings, block after block, the last layernorm. */
+/* Fills the table: the embeddings, block after block, the last layernorm, the head if it is untied. */
 void gpt_table(GptTable *table, const GptConfig *config);
 
 #endif

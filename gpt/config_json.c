@@ -76,9 +76,12 @@ static bool read_fields(const char *path, const cJSON *json, GptConfig *config) 
 
     if (!require_bool(path, json, "scale_attn_weights", true) ||
         !require_bool(path, json, "scale_attn_by_inverse_layer_idx", false) ||
-        !require_bool(path, json, "add_cross_attention", false) ||
-        !require_bool(path, json, "tie_word_embeddings", true))
+        !require_bool(path, json, "add_cross_attention", false))
         return false;
+    const cJSON *tied = cJSON_GetObjectItemCaseSensitive(json, "tie_word_embeddings");
+    if (tied && !cJSON_IsBool(tied))
+        return refuse(path, tied, "tie_word_embeddings", "true or false was expected");
+    c.untied_head = cJSON_IsFalse(tied);
     if (!gpt_config_check(&c)) return error_set("%s: %s", path, error_message());
     *config = c;
     return true;
@@ -106,7 +109,7 @@ static double shortest(float value) {
     return value;
 }
 
-bool config_json_write(const char *path, const GptConfig *config) {
+bool config_json_write(const char *path, const GptConfig *config, const char *dtype, int32_t end) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "model_type", "gpt2");
     cJSON_AddItemToArray(cJSON_AddArrayToObject(json, "architectures"),
@@ -124,13 +127,15 @@ bool config_json_write(const char *path, const GptConfig *config) {
     cJSON_AddNumberToObject(json, "resid_pdrop", shortest(config->residual_dropout));
     cJSON_AddNumberToObject(json, "attn_pdrop", shortest(config->attention_dropout));
     cJSON_AddBoolToObject(json, "scale_attn_weights", true);
-    cJSON_AddBoolToObject(json, "tie_word_embeddings", true);
+    cJSON_AddBoolToObject(json, "tie_word_embeddings", !config->untied_head);
     /* Not left out: transformers would then take 50256, which a smaller vocabulary lacks. */
-    cJSON_AddNullToObject(json, "bos_token_id");
-    cJSON_AddNullToObject(json, "eos_token_id");
-    cJSON_AddStringToObject(json, "dtype", "float32");
+    const char *const ends[] = {"bos_token_id", "eos_token_id"};
+    for (int i = 0; i < 2; i++)
+        cJSON_AddItemToObject(json, ends[i],
+                              end < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(end));
+    cJSON_AddStringToObject(json, "dtype", dtype);
     /* The last field's success is every field's: cJSON fails only for want of memory. */
-    bool built = cJSON_AddStringToObject(json, "torch_dtype", "float32") != NULL;
+    bool built = cJSON_AddStringToObject(json, "torch_dtype", dtype) != NULL;
     char *text = built ? cJSON_Print(json) : NULL;
     bool good =
         text ? file_write(path, text, strlen(text)) : error_set("no memory to write %s", path);

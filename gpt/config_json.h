@@ -10,8 +10,9 @@ extern "C" {
 
 /* Reads the file. False with error_message() if it asks for what this model does not compute. */
 bool config_json_read(const char *path, GptConfig *config);
-/* Writes the file, synced. */
-bool config_json_write(const char *path, const GptConfig *config);
+/* Writes the file, synced. dtype: of the parameters beside it, as torch names it; end: the id of the
+ * token that begins and ends texts, or -1. */
+bool config_json_write(const char *path, const GptConfig *config, const char *dtype, int32_t end);
 
 #ifdef __cplusplus
 }

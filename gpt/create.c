@@ -165,6 +165,7 @@ static void find_blocks(Gpt *model) {
     model->wpe = offset_of(t, "wpe.weight", 0);
     model->ln_f_weight = offset_of(t, "ln_f.weight", 0);
     model->ln_f_bias = offset_of(t, "ln_f.bias", 0);
+    model->head = model->config.untied_head ? offset_of(t, GPT_HEAD, 0) : model->wte;
     for (size_t l = 0; l < model->config.L; l++) {
         Block *b = &model->blocks[l];
         b->ln_1_weight = offset_of(t, "h.%zu.ln_1.weight", l);

@@ -7,7 +7,6 @@
 
 /* --- Forward -------------------------------------------------------------------------------- */
 
-static void *param(const Gpt *model, size_t offset) { return model->params + offset * model->real; }
 static void *grad(const Gpt *model, size_t offset) { return model->grads + offset * model->acc; }
 static char *loss_place(const Gpt *model) { return grad(model, model->table.elements); }
 
@@ -58,6 +57,14 @@ static void conv1d_backward(Gpt *model, void *din, size_t weight, size_t bias, c
                                    WEIGHT_IN_OUT, model->device);
 }
 
+static void cache_keys(Gpt *model, size_t l) {
+    const KeyCache *cache = &model->cache;
+    size_t C = model->config.C;
+    char *layer = cache->memory + l * cache->B * cache->T * 2 * C * model->real;
+    model->layers->cache_store(layer, at(model->act.qkv, l), cache->first, cache->count, model->T,
+                               cache->T, C, model->device);
+}
+
 /* mid, ln_2 = block l's residual stream after attention, from ln_1; then the MLP's hidden layer. */
 static void block_hidden(Gpt *model, size_t l) {
     const Activations *a = &model->act;
@@ -65,6 +72,7 @@ static void block_hidden(Gpt *model, size_t l) {
     size_t N = model->B * model->T, C = model->config.C;
     conv1d_forward(model, at(a->qkv, l), NULL, at(a->ln_1, l), b->qkv_weight, b->qkv_bias, C,
                    3 * C);
+    if (model->cache.memory) cache_keys(model, l);
     AttentionTensors tensors;
     Attention problem = block_attention(model, l, &tensors);
     check_attention(
@@ -109,11 +117,11 @@ static void block_output(Gpt *model, size_t l) {
 static void head_forward(Gpt *model, size_t row, size_t n) {
     size_t C = model->config.C;
     model->layers->linear_forward(
-        model->act.logits, NULL, model->act.ln_f + row * C * model->real, param(model, model->wte),
+        model->act.logits, NULL, model->act.ln_f + row * C * model->real, param(model, model->head),
         NULL, n, C, gpt_padded_vocabulary(&model->config), WEIGHT_OUT_IN, model->device);
 }
 
-/* The loss, and in training the gradients of ln_f's output and of wte, a chunk of rows at a time. */
+/* The loss, and in training the gradients of ln_f's output and of the head, a chunk at a time. */
 static void head_loss(Gpt *model, size_t valid) {
     const Activations *a = &model->act;
     size_t N = model->B * model->T, C = model->config.C, V = model->config.V;
@@ -128,8 +136,8 @@ static void head_loss(Gpt *model, size_t valid) {
             model->layers->cross_entropy_backward(losses, a->logits, a->targets + row, scale, n, V,
                                                   Vp, model->device);
             model->layers->linear_backward(
-                a->dnorm + row * C * model->real, grad(model, model->wte), NULL, a->logits,
-                a->ln_f + row * C * model->real, param(model, model->wte), NULL, n, C, Vp,
+                a->dnorm + row * C * model->real, grad(model, model->head), NULL, a->logits,
+                a->ln_f + row * C * model->real, param(model, model->head), NULL, n, C, Vp,
                 WEIGHT_OUT_IN, model->device);
         } else {
             model->layers->cross_entropy_forward(losses, a->logits, a->targets + row, n, V, Vp,
@@ -261,7 +269,8 @@ void gpt_backward(Gpt *model) {
                                       grad(model, model->ln_f_bias), a->dnorm, NULL, at(a->x, L),
                                       a->ln_f_mean, a->ln_f_rstd, param(model, model->ln_f_weight),
                                       N, C, model->device);
-    share(model, model->ln_f_weight, model->table.elements + 1); /* and the loss */
+    /* With an untied head, which lies behind it, and the loss. */
+    share(model, model->ln_f_weight, model->table.elements + 1);
     for (size_t l = L; l-- > 0;) {
         recompute_block(model, l);
         block_backward(model, l);
@@ -305,6 +314,16 @@ static double read_scalar(Gpt *model, const void *place) {
 
 double gpt_loss(Gpt *model) {
     return read_scalar(model, model->mode == GPT_TRAIN ? loss_place(model) : model->act.eval_loss);
+}
+
+void gpt_losses(Gpt *model, double *losses) {
+    size_t N = model->B * model->T;
+    void *stored = malloc(N * model->acc);
+    if (!stored) error_fatal(__FILE__, __LINE__, "out of host memory");
+    device_download(model->device, stored, model->act.losses, N * model->acc);
+    for (size_t i = 0; i < N; i++)
+        losses[i] = model->acc == sizeof(double) ? ((double *)stored)[i] : ((float *)stored)[i];
+    free(stored);
 }
 
 double gpt_gradient_norm(Gpt *model) { return read_scalar(model, model->act.norm); }

@@ -1,5 +1,5 @@
 /* GPT-2 as Hugging Face defines it: learned positions, pre-layernorm blocks, tanh GELU, biases, and a
- * head tied to the token embedding (Radford et al. 2019).
+ * head that is the token embedding (Radford et al. 2019) or a matrix of its own.
  *
  * The training loop:
  *
@@ -30,6 +30,7 @@ typedef struct {
     size_t V;            /* vocabulary */
     float layernorm_eps; /* 1e-5 in GPT-2 */
     float embedding_dropout, residual_dropout, attention_dropout;
+    bool untied_head; /* lm_head.weight (V,C) is a parameter; otherwise it is wte.weight */
 } GptConfig;
 
 /* What the backward keeps from the forward, from fastest to smallest. */
@@ -139,6 +140,9 @@ void gpt_update(Gpt *model, AdamW adamw);
  * averaged over ranks after a training step; and the gradient norm before clipping. Both wait. */
 double gpt_loss(Gpt *model);
 double gpt_gradient_norm(Gpt *model);
+/* The loss of each row of the last gpt_forward with targets, to the host (B,T); 0 where the target was
+ * negative. Waits. */
+void gpt_losses(Gpt *model, double *losses);
 
 /* Logits of rows [row, row + n) of the last gpt_forward, row = b*T + t, as floats (n,V), to the host. */
 void gpt_logits(Gpt *model, size_t row, size_t n, float *logits);

@@ -13,6 +13,13 @@ typedef struct {
     size_t ln_2_weight, ln_2_bias, fc_weight, fc_bias, fcproj_weight, fcproj_bias;
 } Block;
 
+/* Where forwards of one sequence also leave their keys and values. */
+typedef struct {
+    char *memory;        /* (L,B,T,2,C) real; NULL: nowhere */
+    size_t B, T;
+    size_t first, count; /* the sequences of the cache that receive them */
+} KeyCache;
+
 struct Gpt {
     GptConfig config;
     GptOptions options;
@@ -36,6 +43,7 @@ struct Gpt {
 
     Block *blocks;
     size_t wte, wpe, ln_f_weight, ln_f_bias;
+    size_t head; /* wte, or the place of a matrix of its own */
     Activations act;
 
     size_t B, T; /* of the last forward */
@@ -43,7 +51,12 @@ struct Gpt {
     float gradient_scale;
     uint64_t dropout_key, forward_key; /* of the next and of the last forward */
     bool last;
+    KeyCache cache; /* set by gpt/decode.c for its own forwards */
 };
+
+static inline void *param(const Gpt *model, size_t offset) {
+    return model->params + offset * model->real;
+}
 
 /* The attention of B sequences of T: what the plan asks the size of, and what a block runs. */
 Attention gpt_attention_problem(const GptConfig *config, const GptOptions *options,

@@ -7,13 +7,14 @@
 /* clang-format off */
 Options options = {
     .preset = "auto", .data = "data/tinyshakespeare.txt", .val_data = "", .tokenizer = "char",
-    .run = "", .init = "", .checkpoint = "", .prompt = "",
+    .run = "", .init = "", .checkpoint = "", .prompt = "", .output = "",
     .device = "auto", .precision = "auto", .attention = "auto", .recompute = "none",
     .val_fraction = 0.1, .dropout = -1, .batch = 4, .accumulate = 1, .steps = 1000,
     .schedule = "cosine", .lr = 6e-4, .min_lr = 6e-5, .warmup = 100,
     .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip = 1,
     .eval_every = 250, .save_every = 1000, .keep_best = true, .log_every = 10, .rank_timeout = 45,
-    .temperature = 0.8, .top_k = 200, .sample_tokens = 256, .seed = 1337,
+    .prompt_file = "", .stop = "", .samples = 1, .temperature = 0.8, .top_p = 1, .top_k = 200, .sample_tokens = 256, .seed = 1337, .vocab_size = 4096,
+    .format = "auto", .split = "auto", .data_format = "shards", .shard_tokens = 100000000,
 };
 
 #define INT(name, field, least, help) {name, FLAG_INT, &options.field, least, 9e15, NULL, help, false}
@@ -23,6 +24,7 @@ Options options = {
     {name, FLAG_CHOICE, &options.field, 0, 0, choices, help, false}
 #define STRING(name, field, help) {name, FLAG_STRING, &options.field, 0, 0, NULL, help, false}
 #define BOOL(name, field, help) {name, FLAG_BOOL, &options.field, 0, 0, NULL, help, false}
+#define LIST(name, field, help) {name, FLAG_LIST, &options.field, 0, 0, NULL, help, false}
 #define END {NULL, FLAG_INT, NULL, 0, 0, NULL, NULL, false}
 
 #define SHAPE_FLAGS                                                                            \
@@ -39,26 +41,28 @@ Options options = {
 #define DEVICE_FLAGS                                                                           \
     CHOICE("device", device, "auto|cpu|cuda", "where to compute; auto takes a GPU if there is one"), \
     CHOICE("precision", precision, "auto|fp32|bf16", "auto: bf16 on a GPU, fp32 on the CPU"),  \
-    CHOICE("attention", attention, "auto|naive|flash_v1|flash_mma", "attention kernels"),      \
+    CHOICE("attention", attention, "auto|naive|flash_v1|flash_mma|flash_hopper", "attention kernels"),      \
     INT("batch", batch, 1, "sequences that a rank takes at a time (B)"),                       \
     INT("sequence", sequence, 0, "tokens in a sequence (T); 0: the context")
 
 #define DATA_FLAGS                                                                             \
     STRING("data", data, "a text file, or token shards: a directory, a glob or a .bin file"),  \
-    STRING("val-data", val_data, "validation shards, when data is shards")
+    STRING("val-data", val_data, "validation shards, when data is shards"),                    \
+    CHOICE("data-format", data_format, "shards|nanogpt", "of .bin files: llm.c's, or nanoGPT's bare uint16")
 
 #define SAMPLE_FLAGS                                                                           \
     FLOAT("temperature", temperature, 0, 100, "of samples; 0: always the likeliest token"),    \
     INT("top-k", top_k, 0, "sample among the k likeliest tokens; 0: all"),                     \
+    FLOAT("top-p", top_p, 0, 1, "sample among the likeliest tokens of this share together"),   \
     INT("seed", seed, 0, "of initialisation, data order, dropout and samples")
 
 Flag options_train[] = {
     SHAPE_FLAGS, DATA_FLAGS, DEVICE_FLAGS, SAMPLE_FLAGS,
     FLOAT("val-fraction", val_fraction, 0, 0.9, "share of a text, at its end, for validation"),
-    CHOICE("tokenizer", tokenizer, "char|bytes", "for a text: its characters, or bytes"),
+    STRING("tokenizer", tokenizer, "for a text: char, bytes, or a directory with tokenizer.json"),
     STRING("run", run, "directory of the log and checkpoints; default: a new one in runs/"),
     BOOL("resume", resume, "go on from the run's last checkpoint, with its flags"),
-    STRING("init", init, "start from this Hugging Face GPT-2 directory"),
+    STRING("init", init, "start from this Hugging Face GPT-2 directory or llm.c model file"),
     INT("accumulate", accumulate, 1, "batches whose gradients make one update"),
     INT("steps", steps, 1, "updates"),
     FLOAT("lr", lr, 0, 10, "peak learning rate"),
@@ -85,16 +89,57 @@ Flag options_train[] = {
 
 Flag options_sample[] = {
     STRING("checkpoint", checkpoint, "directory of the model"),
-    STRING("prompt", prompt, "text to continue; default: a new line"),
-    INT("tokens", sample_tokens, 0, "tokens to write"),
+    STRING("prompt", prompt, "text to continue; default: a new text"),
+    STRING("prompt-file", prompt_file, "a file with the text to continue"),
+    BOOL("interactive", interactive, "continue lines of the input, one after the other"),
+    INT("tokens", sample_tokens, 0, "tokens to write, at most"),
+    INT("samples", samples, 1, "texts to write, all at once"),
+    STRING("stop", stop, "end a text before this one comes; \"<|endoftext|>\" always ends it"),
     SAMPLE_FLAGS, DEVICE_FLAGS, END,
 };
 
 Flag options_eval[] = {
-    STRING("checkpoint", checkpoint, "directory of the model"),
+    STRING("checkpoint", checkpoint, "directory of the model, or llm.c's model file"),
     INT("eval-tokens", eval_tokens, 0, "predictions; 0: all"),
     FLOAT("val-fraction", eval_fraction, 0, 0.9, "only this share of a text, at its end; 0: all"),
-    DATA_FLAGS, DEVICE_FLAGS, END,
+    STRING("data", data, "a text file, token shards, or llm.c's file of multiple-choice examples"),
+    STRING("val-data", val_data, "shards to evaluate instead of those of --data"),
+    CHOICE("data-format", data_format, "shards|nanogpt", "of .bin files: llm.c's, or nanoGPT's bare uint16"),
+    DEVICE_FLAGS, END,
+};
+
+Flag options_export[] = {
+    STRING("checkpoint", checkpoint, "directory of the model, or llm.c's model file"),
+    STRING("output", output, "directory to write for Hugging Face, or FILE.bin for llm.c"),
+    CHOICE("precision", precision, "auto|fp32|bf16|fp16", "of the numbers; auto: fp32"),
+    END,
+};
+
+#define INPUT_FLAGS                                                                            \
+    LIST("input", input, "texts, as they are or gzipped: names or patterns, one or several"),  \
+    CHOICE("format", format, "auto|text|jsonl", "jsonl: the \"text\" of each line of JSON; auto: by " \
+           "the name, .jsonl or .ndjson")
+
+Flag options_tokenizer[] = {
+    INPUT_FLAGS,
+    INT("vocab-size", vocab_size, 257, "tokens: 256 bytes, merges, and <|endoftext|>"),
+    STRING("output", output, "directory to write tokenizer.json to"), END,
+};
+
+Flag options_tokenize[] = {
+    INPUT_FLAGS,
+    STRING("tokenizer", tokenizer, "char, bytes, or a directory with tokenizer.json, or with "
+                                   "vocab.json and merges.txt"),
+    STRING("output", output, "directory to make, with train_*.bin, val_*.bin, manifest.json"),
+    BOOL("print", print, "print the ids instead, one line for each of the input"),
+    BOOL("special", special, "the text's <|endoftext|> is that token, not these characters"),
+    FLOAT("val-fraction", val_fraction, 0, 0.9, "share of the text for validation; 0: none"),
+    CHOICE("split", split, "auto|end|documents", "validation: the end of each text, or documents "
+           "drawn by the seed; auto: end for one plain text"),
+    INT("seed", seed, 0, "of the documents for validation"),
+    {"shard-tokens", FLAG_INT, &options.shard_tokens, 1, INT32_MAX, NULL,
+     "tokens of a shard; the last one may have fewer", false},
+    END,
 };
 
 Flag options_plan[] = {SHAPE_FLAGS, DEVICE_FLAGS, END};

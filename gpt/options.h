@@ -12,17 +12,21 @@ extern "C" {
 /* Set by flags_parse from the tables below; gpt/options.c says what each means. */
 typedef struct {
     const char *preset, *data, *val_data, *tokenizer, *run, *init, *checkpoint, *prompt;
+    const char *prompt_file, *stop, *output;
+    FlagList input;
+    const char *format, *split, *data_format;
     const char *device, *precision, *attention, *recompute, *schedule;
     double val_fraction, eval_fraction, dropout, lr, min_lr, beta1, beta2, eps, weight_decay, clip;
-    double temperature, rank_timeout;
+    double temperature, top_p, rank_timeout;
     int64_t layers, heads, width, context, vocabulary, batch, sequence, accumulate, steps, warmup;
     int64_t eval_every, eval_tokens, patience, sample_every, sample_tokens, save_every, log_every;
-    int64_t seed, top_k;
-    bool resume, keep_best, deterministic;
+    int64_t seed, top_k, samples, vocab_size, shard_tokens;
+    bool resume, keep_best, deterministic, interactive, print, special;
 } Options;
 
 extern Options options;
-extern Flag options_train[], options_sample[], options_eval[], options_plan[];
+extern Flag options_train[], options_sample[], options_eval[], options_plan[], options_export[];
+extern Flag options_tokenizer[], options_tokenize[];
 
 /* The shape of the model that the options ask for: that of the checkpoint in the directory `base`, or
  * without one the preset's ("auto": by the device), changed by --layers and so on. Also gives the

@@ -30,6 +30,19 @@ void LAYER(embedding_forward)(void *out_, const int32_t *tokens, const void *wte
     }
 }
 
+void LAYER(embedding_step)(void *out_, const int32_t *tokens, const int32_t *positions,
+                           const void *wte_, const void *wpe_, size_t N, size_t C,
+                           Device *device) {
+    (void)device;
+    real *out = out_;
+    const real *wte = wte_, *wpe = wpe_;
+    for (size_t n = 0; n < N; n++) {
+        const real *token = wte + (tokens[n] < 0 ? 0 : (size_t)tokens[n]) * C;
+        const real *position = wpe + (size_t)positions[n] * C;
+        for (size_t c = 0; c < C; c++) out[n * C + c] = token[c] + position[c];
+    }
+}
+
 void LAYER(embedding_backward)(void *dwte_, void *dwpe_, const void *dout_, const int32_t *tokens,
                                size_t B, size_t T, size_t C, size_t V, Dropout dropout,
                                Device *device) {

@@ -46,6 +46,21 @@ __global__ __launch_bounds__(THREADS) void forward_kernel(
     }
 }
 
+/* out[n] = wte[tokens[n]] + wpe[positions[n]], one element a thread: there are few rows. */
+__global__ __launch_bounds__(THREADS) void step_kernel(real *__restrict__ out,
+                                                       const int32_t *__restrict__ tokens,
+                                                       const int32_t *__restrict__ positions,
+                                                       const real *__restrict__ wte,
+                                                       const real *__restrict__ wpe, size_t N,
+                                                       size_t C) {
+    const size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x;
+    if (i >= N * C) return;
+    const size_t n = i / C, c = i % C;
+    const size_t token = tokens[n] < 0 ? 0 : (size_t)tokens[n];
+    out[i] = from_float<real>(to_float(wte[token * C + c]) +
+                              to_float(wpe[(size_t)positions[n] * C + c]));
+}
+
 /* dwpe[t] += Σ_b dout[b,t]. A thread adds W columns of one position over the batch. */
 template <int W>
 __global__ __launch_bounds__(THREADS) void position_kernel(acc *__restrict__ dwpe,
@@ -274,6 +289,13 @@ void LAYER(embedding_forward)(void *out, const int32_t *tokens, const void *wte,
                               size_t B, size_t T, size_t C, Dropout dropout, Device *device) {
     auto run = vectorisable(C, {out, wte, wpe}) ? forward<VECTOR> : forward<1>;
     run((real *)out, tokens, (const real *)wte, (const real *)wpe, B, T, C, dropout, device);
+}
+
+void LAYER(embedding_step)(void *out, const int32_t *tokens, const int32_t *positions,
+                           const void *wte, const void *wpe, size_t N, size_t C, Device *device) {
+    step_kernel<<<blocks_for(N * C, THREADS), THREADS, 0, stream_of(device)>>>(
+        (real *)out, tokens, positions, (const real *)wte, (const real *)wpe, N, C);
+    LAUNCH_CHECK();
 }
 
 void LAYER(embedding_backward)(void *dwte, void *dwpe, const void *dout, const int32_t *tokens,

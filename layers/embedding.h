@@ -25,7 +25,15 @@ typedef void EmbeddingBackward(void *dwte,       /* (V,C) acc, += */
                                const int32_t *tokens, size_t B, size_t T, size_t C, size_t V,
                                Dropout dropout, Device *device);
 
+/* out[n] = wte[tokens[n]] + wpe[positions[n]]: one token of each of N sequences, each at a place of
+ * its own. A negative token, which stands for none, reads row 0. */
+typedef void EmbeddingStep(void *out,                /* (N,C) real */
+                           const int32_t *tokens,    /* (N) */
+                           const int32_t *positions, /* (N) */
+                           const void *wte, const void *wpe, size_t N, size_t C, Device *device);
+
 LAYER_TWINS(EmbeddingForward, embedding_forward);
+LAYER_TWINS(EmbeddingStep, embedding_step);
 LAYER_TWINS(EmbeddingBackward, embedding_backward);
 
 #ifdef __cplusplus

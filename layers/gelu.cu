@@ -1,26 +1,16 @@
 /* GELU on CUDA, at the speed of its memory traffic.
  *
- * (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)) =: s, so gelu(x) = x s and, with u' = du/dx,
- * gelu'(x) = s + x s (1 - s) 2u'. This form keeps its relative accuracy where 1 + tanh(u) cancels,
- * and costs two special-function instructions.
- *
- * They are the approximate ones, __expf and __fdividef: gelu is within 5e-6 relative for |x| <= 5
- * (the rounding of __expf's argument, which grows with it), well inside what fp32 is used to check.
- * tanh.approx would be off by 5e-4, visible even in bf16. */
+ * gelu(x) = x s with the gate s, and, with u' = du/dx, gelu'(x) = s + x s (1 - s) 2u'. */
 #include "layers/gelu.h"
 
 #include "layers/cuda_common.cuh"
+#include "layers/gelu_gate.cuh"
 
 namespace {
 
 constexpr int THREADS = 256;
 
-/* s and, for the derivative, u' = sqrt(2/π) (1 + 3 · 0.044715 x²). */
-__device__ __forceinline__ float gelu_gate(float x) {
-    const float minus_2u = -1.5957691216057308f * x * (1.0f + 0.044715f * x * x);
-    return __fdividef(1.0f, 1.0f + __expf(minus_2u));
-}
-
+/* With u' = sqrt(2/π) (1 + 3 · 0.044715 x²). */
 __device__ __forceinline__ float gelu_derivative(float x) {
     /* Beyond 10 it is 0 or 1 in float, and 0 times an overflowing u' must not become NaN. */
     if (fabsf(x) > 10.0f) x = copysignf(10.0f, x);

@@ -16,7 +16,12 @@
         .cross_entropy_forward = cross_entropy_forward_##suffix,                                \
         .cross_entropy_backward = cross_entropy_backward_##suffix,                              \
         .adamw_update = adamw_update_##suffix, .sum_forward = sum_forward_##suffix,             \
-        .grad_norm = grad_norm_##suffix,                                                        \
+        .grad_norm = grad_norm_##suffix, .embedding_step = embedding_step_##suffix,             \
+        .gemv_forward = gemv_forward_##suffix, .gemv_head = gemv_head_##suffix,                 \
+        .cache_store = cache_store_##suffix,                                                    \
+        .cached_attention_forward = cached_attention_forward_##suffix,                          \
+        .cached_attention_workspace = cached_attention_workspace_##suffix,                      \
+        .sample_forward = sample_forward_##suffix,                                              \
     }
 
 static const Layers tables[] = {
@@ -41,4 +46,11 @@ const Layers *layers_get(DeviceType device, DataType type) {
  * of the embedding's backward. */
 size_t layers_scratch_bytes(DeviceType device, size_t N) {
     return device == DEVICE_CUDA ? ((size_t)64 << 20) + 32 * N : 0;
+}
+
+/* CPU: the normalised rows with their statistics, and each thread's sums. */
+size_t layers_gemv_scratch_bytes(const Device *device, DataType type, size_t N, size_t IC,
+                                 size_t OC) {
+    size_t elements = N * (IC + 2) + (size_t)device->processors * N * OC;
+    return device->type == DEVICE_CPU ? elements * type_bytes(type) : 0;
 }

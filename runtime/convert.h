@@ -12,6 +12,11 @@ extern "C" {
 void type_to_float(DataType type, float *to, const void *from, size_t n);
 void type_from_float(DataType type, void *to, const float *from, size_t n);
 
+/* IEEE half precision, which files may hold and no device here computes in. Rounds to nearest even;
+ * from 65520 on that is infinity. */
+void half_to_float(float *to, const uint16_t *from, size_t n);
+void half_from_float(uint16_t *to, const float *from, size_t n);
+
 #ifdef __cplusplus
 }
 #endif

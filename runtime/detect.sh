@@ -18,6 +18,8 @@ probe() {
 have_cc() { echo 'int main(void) { return 0; }' | probe cc '' ''; }
 have_openmp() { printf '#include <omp.h>\nint main(void) { return omp_get_max_threads() == 0; }\n' | probe openmp -fopenmp ''; }
 have_cjson() { printf '#include <cjson/cJSON.h>\nint main(void) { return !cJSON_CreateObject(); }\n' | probe cjson '' -lcjson; }
+have_zlib() { printf '#include <zlib.h>\nint main(void) { return zlibVersion() == 0; }\n' | probe zlib '' -lz; }
+have_pcre2() { printf '#define PCRE2_CODE_UNIT_WIDTH 8\n#include <pcre2.h>\nint main(void) { return pcre2_config(PCRE2_CONFIG_JIT, 0) < 0; }\n' | probe pcre2 '' -lpcre2-8; }
 have_cmocka() { printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\nint main(void) { return cmocka_run_group_tests_name("", (const struct CMUnitTest[]){{0}}, 0, 0); }\n' | probe cmocka '' -lcmocka; }
 have_blas() { printf '#include <cblas.h>\nint main(void) { return cblas_sdot(0, 0, 1, 0, 1) != 0; }\n' | probe blas '' -lopenblas; }
 have_mpi() {
@@ -29,7 +31,9 @@ if [ "${2:-}" = --install ]; then
     missing=
     have_cc || missing="$missing gcc libc6-dev"
     have_cjson || missing="$missing libcjson-dev"
+    have_zlib || missing="$missing zlib1g-dev"
     have_cmocka || missing="$missing libcmocka-dev"
+    have_pcre2 || missing="$missing libpcre2-dev"
     have_blas || missing="$missing libopenblas-openmp-dev"
     have_mpi || missing="$missing libopenmpi-dev openmpi-bin"
     command -v pkg-config >/dev/null || missing="$missing pkg-config"
@@ -50,7 +54,8 @@ say() { printf '  %-9s %s\n' "$1" "$2"; }
 need() { echo "tilegpt needs $1; 'make deps' installs it ($2)" >&2; rm -f "$output"; exit 2; }
 have_cc || need 'a C compiler' 'gcc, libc6-dev'
 have_cjson || need 'cJSON' libcjson-dev
-libs='-lcjson -lm' defines= openmp='-fopenmp-simd -Wno-unknown-pragmas' nvcc= gencode=
+have_zlib || need zlib zlib1g-dev
+libs='-lcjson -lz -lm' defines= openmp='-fopenmp-simd -Wno-unknown-pragmas' nvcc= gencode=
 
 if have_openmp; then openmp=-fopenmp; say OpenMP found; else say OpenMP 'not found: one CPU thread'; fi
 if have_blas; then say OpenBLAS 'found'; libs="-lopenblas $libs" defines="$defines -DTILEGPT_BLAS"

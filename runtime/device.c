@@ -143,6 +143,27 @@ static void cpu_zero(OpenDevice *device, void *memory, size_t bytes) {
 
 static void cpu_synchronize(OpenDevice *device) { (void)device; }
 
+static char cpu_slots[DEVICE_FETCHES][DEVICE_FETCH_BYTES];
+
+static void cpu_fetch(OpenDevice *device, size_t slot, const void *from, size_t bytes) {
+    (void)device;
+    memcpy(cpu_slots[slot], from, bytes);
+}
+
+static const void *cpu_fetched(OpenDevice *device, size_t slot) {
+    (void)device;
+    return cpu_slots[slot];
+}
+
+static void cpu_repeat(OpenDevice *device, DeviceGraph **graph, void (*work)(void *),
+                       void *argument) {
+    (void)device;
+    (void)graph;
+    work(argument);
+}
+
+static void cpu_graph_free(DeviceGraph *graph) { (void)graph; }
+
 static const DeviceOperations device_cpu = {
     .count = cpu_count,
     .open = cpu_open,
@@ -153,6 +174,10 @@ static const DeviceOperations device_cpu = {
     .download = cpu_copy,
     .copy = cpu_copy,
     .zero = cpu_zero,
+    .fetch = cpu_fetch,
+    .fetched = cpu_fetched,
+    .repeat = cpu_repeat,
+    .graph_free = cpu_graph_free,
     .synchronize = cpu_synchronize,
     .memory = cpu_memory,
 };
@@ -281,6 +306,33 @@ void device_copy(Device *device, void *to, const void *from, size_t bytes) {
 
 void device_zero(Device *device, void *memory, size_t bytes) {
     if (bytes) opened(device)->operations->zero(opened(device), memory, bytes);
+}
+
+void device_fetch(Device *public_device, const void *from, size_t bytes) {
+    OpenDevice *device = opened(public_device);
+    if (bytes > DEVICE_FETCH_BYTES || device->fetches - device->received >= DEVICE_FETCHES)
+        error_fatal(__FILE__, __LINE__, "device_fetch of %zu bytes, %zu under way", bytes,
+                    device->fetches - device->received);
+    device->operations->fetch(device, device->fetches++ % DEVICE_FETCHES, from, bytes);
+}
+
+void device_receive(Device *public_device, void *to, size_t bytes) {
+    OpenDevice *device = opened(public_device);
+    if (device->received == device->fetches)
+        error_fatal(__FILE__, __LINE__, "device_receive without a fetch under way");
+    size_t slot = device->received++ % DEVICE_FETCHES;
+    memcpy(to, device->operations->fetched(device, slot), bytes);
+}
+
+size_t device_steps_ahead(const Device *device) { return device->type == DEVICE_CUDA ? 4 : 1; }
+
+void device_repeat(Device *device, DeviceGraph **graph, void (*work)(void *argument),
+                   void *argument) {
+    opened(device)->operations->repeat(opened(device), graph, work, argument);
+}
+
+void device_graph_free(Device *device, DeviceGraph *graph) {
+    if (graph) opened(device)->operations->graph_free(graph);
 }
 
 void device_synchronize(Device *device) { opened(device)->operations->synchronize(opened(device)); }

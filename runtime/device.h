@@ -1,7 +1,8 @@
 /* A device: the CPU or one GPU, its memory, its ordered queue of work, and scratch.
  *
  * Work given to a device runs in the order given; on a GPU it runs later, on device->stream, and
- * the host waits only in device_download and device_synchronize. A process opens each device once. */
+ * the host waits only in device_download, device_receive and
+ * device_synchronize. A process opens each device once. */
 #ifndef RUNTIME_DEVICE_H
 #define RUNTIME_DEVICE_H
 
@@ -58,6 +59,26 @@ void device_upload(Device *device, void *to, const void *from, size_t bytes);
 /* Device to host, after all work given so far; waits. */
 void device_download(Device *device, void *to, const void *from, size_t bytes);
 void device_copy(Device *device, void *to, const void *from, size_t bytes);
+
+/* Device to host while later work goes on: device_fetch copies after the work given so far, and
+ * device_receive gives the bytes of the oldest fetch not received yet, waiting for that one only.
+ * At most DEVICE_FETCHES are under way. */
+#define DEVICE_FETCHES 8
+#define DEVICE_FETCH_BYTES 4096
+void device_fetch(Device *device, const void *from, size_t bytes);
+void device_receive(Device *device, void *to, size_t bytes);
+/* How many steps of a loop to give before receiving the first one's result, so that the device
+ * never waits for the host: 1 where work is done as it is given. */
+size_t device_steps_ahead(const Device *device);
+
+/* Calls work(argument), which gives the device the same work each time and neither uploads nor
+ * downloads. A GPU records it at the second call and from then on replays the record, at the price
+ * of one launch, without calling. *graph is NULL before the first time. */
+typedef struct DeviceGraph DeviceGraph;
+void device_repeat(Device *device, DeviceGraph **graph, void (*work)(void *argument),
+                   void *argument);
+void device_graph_free(Device *device, DeviceGraph *graph); /* NULL is allowed */
+
 void device_zero(Device *device, void *memory, size_t bytes);
 void device_synchronize(Device *device);
 

@@ -8,6 +8,10 @@
 #include "runtime/device_impl.h"
 #include "runtime/error.h"
 
+struct DeviceGraph {
+    cudaGraphExec_t executable; /* NULL until the work has been recorded */
+};
+
 namespace {
 
 /* Uploads are copied into the next slot of pinned memory and travel from there, so the source may
@@ -20,6 +24,8 @@ struct Staging {
     char *memory; /* (slots, slot_bytes), pinned */
     cudaEvent_t arrived[slots];
     int next;
+    char *fetched; /* (DEVICE_FETCHES, DEVICE_FETCH_BYTES), pinned */
+    cudaEvent_t fetch_arrived[DEVICE_FETCHES];
 };
 
 Staging *staging(OpenDevice *device) { return static_cast<Staging *>(device->state); }
@@ -93,6 +99,11 @@ cudaError_t acquire(OpenDevice *device, cudaDeviceProp *properties) {
         status = cudaMallocHost(&staging(device)->memory, slots * slot_bytes);
     for (int i = 0; i < slots && status == cudaSuccess; i++)
         status = cudaEventCreateWithFlags(&staging(device)->arrived[i], cudaEventDisableTiming);
+    if (status == cudaSuccess)
+        status = cudaMallocHost(&staging(device)->fetched, DEVICE_FETCHES * DEVICE_FETCH_BYTES);
+    for (int i = 0; i < DEVICE_FETCHES && status == cudaSuccess; i++)
+        status =
+            cudaEventCreateWithFlags(&staging(device)->fetch_arrived[i], cudaEventDisableTiming);
     return answer(status);
 }
 
@@ -100,7 +111,10 @@ void cuda_close(OpenDevice *device) {
     Staging *ring = staging(device);
     for (cudaEvent_t event : ring->arrived)
         if (event) CUDA_CHECK(cudaEventDestroy(event));
+    for (cudaEvent_t event : ring->fetch_arrived)
+        if (event) CUDA_CHECK(cudaEventDestroy(event));
     if (ring->memory) CUDA_CHECK(cudaFreeHost(ring->memory));
+    if (ring->fetched) CUDA_CHECK(cudaFreeHost(ring->fetched));
     if (stream(device)) CUDA_CHECK(cudaStreamDestroy(stream(device)));
     free(ring);
 }
@@ -181,6 +195,44 @@ void cuda_zero(OpenDevice *device, void *memory, size_t bytes) {
     CUDA_CHECK(cudaMemsetAsync(memory, 0, bytes, stream(device)));
 }
 
+void cuda_fetch(OpenDevice *device, size_t slot, const void *from, size_t bytes) {
+    Staging *ring = staging(device);
+    CUDA_CHECK(cudaMemcpyAsync(ring->fetched + slot * DEVICE_FETCH_BYTES, from, bytes,
+                               cudaMemcpyDeviceToHost, stream(device)));
+    CUDA_CHECK(cudaEventRecord(ring->fetch_arrived[slot], stream(device)));
+}
+
+const void *cuda_fetched(OpenDevice *device, size_t slot) {
+    Staging *ring = staging(device);
+    CUDA_CHECK(cudaEventSynchronize(ring->fetch_arrived[slot]));
+    return ring->fetched + slot * DEVICE_FETCH_BYTES;
+}
+
+/* The first run is an ordinary one: what a kernel or library sets up when it is first called could
+ * not be recorded. */
+void cuda_repeat(OpenDevice *device, DeviceGraph **graph, void (*work)(void *), void *argument) {
+    if (*graph == nullptr) {
+        *graph = static_cast<DeviceGraph *>(calloc(1, sizeof **graph));
+        if (*graph == nullptr) error_fatal(__FILE__, __LINE__, "no host memory for a graph");
+        work(argument);
+        return;
+    }
+    if ((*graph)->executable == nullptr) {
+        cudaGraph_t recorded;
+        CUDA_CHECK(cudaStreamBeginCapture(stream(device), cudaStreamCaptureModeThreadLocal));
+        work(argument);
+        CUDA_CHECK(cudaStreamEndCapture(stream(device), &recorded));
+        CUDA_CHECK(cudaGraphInstantiate(&(*graph)->executable, recorded, 0));
+        CUDA_CHECK(cudaGraphDestroy(recorded));
+    }
+    CUDA_CHECK(cudaGraphLaunch((*graph)->executable, stream(device)));
+}
+
+void cuda_graph_free(DeviceGraph *graph) {
+    if (graph->executable) CUDA_CHECK(cudaGraphExecDestroy(graph->executable));
+    free(graph);
+}
+
 void cuda_memory(OpenDevice *device, size_t *available, size_t *total) {
     CUDA_CHECK(cudaSetDevice(device->device.ordinal));
     CUDA_CHECK(cudaMemGetInfo(available, total));
@@ -198,6 +250,10 @@ extern "C" const DeviceOperations device_cuda = {
     /*download=*/cuda_download,
     /*copy=*/cuda_copy,
     /*zero=*/cuda_zero,
+    /*fetch=*/cuda_fetch,
+    /*fetched=*/cuda_fetched,
+    /*repeat=*/cuda_repeat,
+    /*graph_free=*/cuda_graph_free,
     /*synchronize=*/cuda_synchronize,
     /*memory=*/cuda_memory,
 };

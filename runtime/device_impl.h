@@ -23,6 +23,11 @@ typedef struct {
     void (*download)(OpenDevice *device, void *to, const void *from, size_t bytes);
     void (*copy)(OpenDevice *device, void *to, const void *from, size_t bytes);
     void (*zero)(OpenDevice *device, void *memory, size_t bytes);
+    /* Slots 0 … DEVICE_FETCHES - 1 of DEVICE_FETCH_BYTES: begins to fill one, and waits for it. */
+    void (*fetch)(OpenDevice *device, size_t slot, const void *from, size_t bytes);
+    const void *(*fetched)(OpenDevice *device, size_t slot);
+    void (*repeat)(OpenDevice *device, DeviceGraph **graph, void (*work)(void *), void *argument);
+    void (*graph_free)(DeviceGraph *graph);
     void (*synchronize)(OpenDevice *device);
     void (*memory)(OpenDevice *device, size_t *available, size_t *total);
 } DeviceOperations;
@@ -38,7 +43,8 @@ struct OpenDevice {
     const DeviceOperations *operations;
     Allocation *allocations;
     size_t live, peak; /* bytes */
-    void *state;       /* of the operations */
+    size_t fetches, received; /* so far */
+    void *state;              /* of the operations */
 };
 
 extern const DeviceOperations device_cuda; /* only in a program built with CUDA */

@@ -194,9 +194,14 @@ static bool remove_directory(const char *path, const char *successor, const char
     return good && (rmdir(path) == 0 || failed("remove", path));
 }
 
+bool directory_replace_name(const char *directory, char staging[FILE_PATH_BYTES]) {
+    return path_suffix(staging, directory, ".tmp");
+}
+
 bool directory_replace_begin(const char *directory, char staging[FILE_PATH_BYTES]) {
     char path[FILE_PATH_BYTES];
-    if (!path_suffix(path, directory, "") || !path_suffix(staging, directory, ".tmp")) return false;
+    if (!path_suffix(path, directory, "") || !directory_replace_name(directory, staging))
+        return false;
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     if (!*name || !strcmp(name, ".") || !strcmp(name, ".."))
         return error_set("\"%s\" has no name of its own to write beside; give a directory by name",

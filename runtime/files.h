@@ -47,6 +47,8 @@ bool file_checksum(const char *path, size_t *bytes, uint64_t *checksum);
  * names them, so nothing that someone else put there is lost. One process at a time. */
 bool directory_replace_begin(const char *directory, char staging[FILE_PATH_BYTES]);
 bool directory_replace_commit(const char *directory, const char *const *owned);
+/* The name of DIRECTORY.tmp; what is there belongs to a replacement that was interrupted. */
+bool directory_replace_name(const char *directory, char staging[FILE_PATH_BYTES]);
 /* Removes DIRECTORY.tmp after a failure; error_message() stays. */
 void directory_replace_abandon(const char *directory);
 /* DIRECTORY, or DIRECTORY.old if a replacement was interrupted between the renames. */

@@ -64,7 +64,8 @@ static bool refuse(const Flag *flag, const char *text) {
     case FLAG_INT: kind = "a whole number"; break;
     case FLAG_FLOAT: kind = "a number"; break;
     case FLAG_BOOL: kind = "true or false"; break;
-    case FLAG_STRING: kind = "one line of text"; break;
+    case FLAG_STRING:
+    case FLAG_LIST: kind = "one line of text"; break;
     case FLAG_CHOICE: kind = flag->choices; break;
     }
     return error_set("--%s=%s: expected %s%s%s", flag->name, text, kind, low, high);
@@ -78,6 +79,13 @@ static bool is_choice(const char *choices, const char *text) {
         choice += choice_length + (choice[choice_length] == '|');
     }
     return false;
+}
+
+static void append(FlagList *list, const char *word) {
+    const char **words = realloc(list->word, (list->count + 1) * sizeof *words);
+    if (!words) error_fatal(__FILE__, __LINE__, "no memory for %zu words", list->count + 1);
+    list->word = words;
+    list->word[list->count++] = word;
 }
 
 /* strtoll and strtod skip white space and stop at what they cannot read: neither is a number here.
@@ -116,6 +124,10 @@ static bool set(Flag *flag, const char *text) {
         if (strpbrk(text, "\r\n")) return refuse(flag, text);
         *(const char **)flag->value = text;
         break;
+    case FLAG_LIST:
+        if (!*text || strpbrk(text, "\r\n")) return refuse(flag, text);
+        append(flag->value, text);
+        break;
     }
     flag->given = true;
     return true;
@@ -141,6 +153,8 @@ bool flags_parse(Flag *flags, int argc, char **argv) {
             return error_set("--%s needs a value: --%s=%s (%s)", name, name,
                              flag->type == FLAG_CHOICE ? flag->choices : "VALUE", flag->help);
         if (!set(flag, value)) return false;
+        while (flag->type == FLAG_LIST && i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0)
+            if (!set(flag, argv[++i])) return false;
     }
     return true;
 }
@@ -166,7 +180,7 @@ static const char *keep(const char *text) {
 bool flags_set(Flag *flags, const char *name, const char *text) {
     Flag *flag = find(flags, name);
     if (!flag) return unknown(flags, name, name);
-    bool is_text = flag->type == FLAG_STRING || flag->type == FLAG_CHOICE;
+    bool is_text = flag->type != FLAG_INT && flag->type != FLAG_FLOAT && flag->type != FLAG_BOOL;
     return set(flag, is_text ? keep(text) : text);
 }
 
@@ -191,6 +205,14 @@ void flags_format(const Flag *flag, char *text, size_t bytes) {
         snprintf(text, bytes, "%s", value ? value : "");
         break;
     }
+    case FLAG_LIST: { /* the words, for reading */
+        const FlagList *list = flag->value;
+        text[0] = '\0';
+        for (size_t i = 0, used = 0; i < list->count && used < bytes; i++)
+            used +=
+                (size_t)snprintf(text + used, bytes - used, "%s%s", i ? " " : "", list->word[i]);
+        break;
+    }
     }
 }
 
@@ -210,7 +232,7 @@ void flags_print_values(const Flag *flags, FILE *file) {
 /* "--name=KIND" as --help shows it; returns its length. */
 static int format_usage(const Flag *flag, char *text, size_t bytes) {
     static const char *const kinds[] = {
-        [FLAG_INT] = "INT", [FLAG_FLOAT] = "NUMBER", [FLAG_STRING] = "TEXT"};
+        [FLAG_INT] = "INT", [FLAG_FLOAT] = "NUMBER", [FLAG_STRING] = "TEXT", [FLAG_LIST] = "FILES"};
     if (flag->type == FLAG_BOOL) return snprintf(text, bytes, "--%s", flag->name);
     return snprintf(text, bytes, "--%s=%s", flag->name,
                     flag->type == FLAG_CHOICE ? flag->choices : kinds[flag->type]);

@@ -1,5 +1,7 @@
-/* Command-line options from one table: parsing, types, ranges, defaults, --help and the record of a
- * run all come from it. Syntax: --name=value or --name value; a boolean is --name or --name=true|false. */
+/* Command-line options from one table: parsing, types, ranges, defaults, --help and the record of
+ * a run all come from it. Syntax: --name=value or --name value; a boolean is --name or
+ * --name=true|false; a list takes all words up to the next option, and may be given again:
+ * --name=value value --name value. */
 #ifndef RUNTIME_FLAGS_H
 #define RUNTIME_FLAGS_H
 
@@ -12,10 +14,16 @@
 extern "C" {
 #endif
 
-typedef enum { FLAG_INT, FLAG_FLOAT, FLAG_BOOL, FLAG_STRING, FLAG_CHOICE } FlagType;
+typedef enum { FLAG_INT, FLAG_FLOAT, FLAG_BOOL, FLAG_STRING, FLAG_CHOICE, FLAG_LIST } FlagType;
 
-/* One option. `value` points to int64_t, double, bool, or const char * (STRING and CHOICE) and
- * holds the default when parsing starts. */
+/* A list's value; all zeros is an empty one. Its memory is the program's. */
+typedef struct {
+    const char **word; /* (count) */
+    size_t count;
+} FlagList;
+
+/* One option. `value` points to int64_t, double, bool, const char * (STRING and CHOICE) or FlagList
+ * and holds the default when parsing starts. */
 typedef struct {
     const char *name; /* without the dashes; NULL ends the table */
     FlagType type;

@@ -1,6 +1,6 @@
-/* The safetensors format; see safetensors.h. A header is believed only when every number in it has
- * been checked: tensors must fill the data without gap or overlap, as the format demands. Data are
- * read where they are wanted, in pieces, and never mapped or held. */
+/* Reading the safetensors format; see safetensors.h. A header is believed only when every number in
+ * it has been checked: tensors must fill the data without gap or overlap, as the format demands.
+ * Data are read where they are wanted, in pieces, and never mapped or held. */
 #include "runtime/safetensors.h"
 
 #include <cjson/cJSON.h>
@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "runtime/convert.h"
 #include "runtime/error.h"
 #include "runtime/files.h"
 
@@ -30,19 +31,22 @@ static const struct {
     {"BOOL", 1}, {"C64", 8}, {"F8_E4M3", 1}, {"F8_E5M2", 1},
 };
 
-/* 0 if there is no such type. */
-static size_t dtype_bytes(const char *name) {
+size_t safetensors_dtype_bytes(const char *name) {
     for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
         if (!strcmp(dtypes[i].name, name)) return dtypes[i].bytes;
     return 0;
 }
 
-struct Safetensors {
+typedef struct {
     char *path;
     int file;
     size_t start; /* of the data */
-    size_t count;
-    SafetensorsTensor *tensors;  /* by offset */
+} Source;
+
+struct Safetensors {
+    size_t source_count, count;
+    Source *sources;
+    SafetensorsTensor *tensors;  /* source after source, each by offset */
     SafetensorsTensor **by_name; /* sorted */
 };
 
@@ -80,7 +84,7 @@ static bool parse_tensor(const char *path, const cJSON *json, SafetensorsTensor 
         return error_set("%s: tensor %.80s must have exactly a dtype, a shape and data_offsets",
                          path, name);
 
-    size_t size = dtype_bytes(dtype->valuestring);
+    size_t size = safetensors_dtype_bytes(dtype->valuestring);
     if (!size)
         return error_set("%s: tensor %.80s has the unknown dtype \"%.20s\"", path, name,
                          dtype->valuestring);
@@ -117,25 +121,28 @@ static bool parse_tensor(const char *path, const cJSON *json, SafetensorsTensor 
                path, name, tensor->bytes, bytes);
 }
 
-static bool parse_header(Safetensors *file, const cJSON *header, size_t data_bytes) {
-    const char *path = file->path;
-    size_t entries = (size_t)cJSON_GetArraySize(header);
-    file->tensors = calloc(entries + 1, sizeof *file->tensors);
-    file->by_name = calloc(entries + 1, sizeof *file->by_name);
-    if (!file->tensors || !file->by_name) return error_set("no memory for the header of %s", path);
+/* The header of the last source, whose tensors are appended. */
+static bool parse_header(Safetensors *set, const cJSON *header, size_t data_bytes) {
+    const char *path = set->sources[set->source_count - 1].path;
+    size_t entries = (size_t)cJSON_GetArraySize(header), first = set->count;
+    SafetensorsTensor *tensors = realloc(set->tensors, (first + entries + 1) * sizeof *tensors);
+    if (!tensors) return error_set("no memory for the header of %s", path);
+    set->tensors = tensors;
 
     const cJSON *entry;
     cJSON_ArrayForEach(entry, header) {
         if (!cJSON_IsObject(entry))
             return error_set("%s: \"%.80s\" in the header is not an object", path, entry->string);
         if (!strcmp(entry->string, "__metadata__")) continue;
-        if (!parse_tensor(path, entry, &file->tensors[file->count++])) return false;
+        SafetensorsTensor *tensor = &tensors[set->count++];
+        *tensor = (SafetensorsTensor){.source = set->source_count - 1};
+        if (!parse_tensor(path, entry, tensor)) return false;
     }
 
-    qsort(file->tensors, file->count, sizeof *file->tensors, compare_places);
+    qsort(tensors + first, set->count - first, sizeof *tensors, compare_places);
     size_t end = 0;
-    for (size_t i = 0; i < file->count; i++) {
-        const SafetensorsTensor *tensor = &file->tensors[i];
+    for (size_t i = first; i < set->count; i++) {
+        const SafetensorsTensor *tensor = &tensors[i];
         if (tensor->begin != end)
             return error_set("%s: the data of tensor %.80s begin at byte %zu, expected %zu (%s)",
                              path, tensor->name, tensor->begin, end,
@@ -143,40 +150,34 @@ static bool parse_header(Safetensors *file, const cJSON *header, size_t data_byt
         end += tensor->bytes;
         if (end > data_bytes) break;
     }
-    if (end != data_bytes)
-        return error_set("%s holds %zu bytes of data; its header speaks of %s%zu: the file %s",
-                         path, data_bytes, end > data_bytes ? "at least " : "", end,
-                         end > data_bytes ? "is cut short" : "has something after its end");
-
-    for (size_t i = 0; i < file->count; i++) file->by_name[i] = &file->tensors[i];
-    qsort(file->by_name, file->count, sizeof *file->by_name, compare_names);
-    for (size_t i = 1; i < file->count; i++)
-        if (!compare_names(&file->by_name[i - 1], &file->by_name[i]))
-            return error_set("%s has tensor %.80s twice", path, file->by_name[i]->name);
-    return true;
+    return end == data_bytes ||
+           error_set("%s holds %zu bytes of data; its header speaks of %s%zu: the file %s", path,
+                     data_bytes, end > data_bytes ? "at least " : "", end,
+                     end > data_bytes ? "is cut short" : "has something after its end");
 }
 
-static bool read_header(Safetensors *file) {
-    const char *path = file->path;
+static bool read_header(Safetensors *set) {
+    Source *source = &set->sources[set->source_count - 1];
+    const char *path = source->path;
     struct stat status;
-    if (fstat(file->file, &status) != 0)
+    if (fstat(source->file, &status) != 0)
         return error_set("cannot read %s: %s", path, strerror(errno));
     if (!S_ISREG(status.st_mode)) return error_set("%s is not a file", path);
     size_t bytes = (size_t)status.st_size;
     uint64_t length;
     if (bytes < sizeof length)
         return error_set("%s has %zu bytes, too few for a safetensors file", path, bytes);
-    if (!file_read_at(file->file, path, &length, sizeof length, 0)) return false;
+    if (!file_read_at(source->file, path, &length, sizeof length, 0)) return false;
     if (length > bytes - sizeof length || length > HEADER_LIMIT)
         return error_set(
             "%s is not a safetensors file or is cut short: its header would take %llu bytes "
             "of the %zu that follow (at most %zu are allowed)",
             path, (unsigned long long)length, bytes - sizeof length, HEADER_LIMIT);
-    file->start = sizeof length + length;
+    source->start = sizeof length + length;
 
     char *text = malloc(length + 1);
     if (!text) return error_set("no memory for the header of %s", path);
-    bool good = file_read_at(file->file, path, text, length, sizeof length);
+    bool good = file_read_at(source->file, path, text, length, sizeof length);
     if (good) {
         /* The terminating 0 lets cJSON check that nothing but blanks follows the object. */
         text[length] = 0;
@@ -185,7 +186,7 @@ static bool read_header(Safetensors *file) {
                             : cJSON_ParseWithLengthOpts(text, length + 1, NULL, /*terminated=*/1);
         good =
             cJSON_IsObject(header)
-                ? parse_header(file, header, bytes - file->start)
+                ? parse_header(set, header, bytes - source->start)
                 : error_set("%s is not a safetensors file: its header is not a JSON object", path);
         cJSON_Delete(header);
     }
@@ -193,242 +194,204 @@ static bool read_header(Safetensors *file) {
     return good;
 }
 
-Safetensors *safetensors_open(const char *path) {
-    Safetensors *file = calloc(1, sizeof *file);
-    if (file) file->path = strdup(path);
-    if (!file || !file->path) {
-        error_set("no memory to open %s", path);
-        free(file);
-        return NULL;
-    }
+/* Opens one more file of the set. */
+static bool add_source(Safetensors *set, const char *path) {
+    Source *sources = realloc(set->sources, (set->source_count + 1) * sizeof *sources);
+    if (!sources) return error_set("no memory to open %s", path);
+    set->sources = sources;
+    Source *source = &sources[set->source_count];
+    *source = (Source){.path = strdup(path), .file = -1};
+    if (!source->path) return error_set("no memory to open %s", path);
+    set->source_count++;
     /* O_NONBLOCK: a pipe by that name must not hang the program. */
-    file->file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file->file < 0) error_set("cannot read %s: %s", path, strerror(errno));
-    if (file->file < 0 || !read_header(file)) {
-        safetensors_close(file);
-        return NULL;
+    source->file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (source->file < 0) return error_set("cannot read %s: %s", path, strerror(errno));
+    return read_header(set);
+}
+
+/* After the last source. */
+static bool sort_names(Safetensors *set) {
+    set->by_name = malloc((set->count + 1) * sizeof *set->by_name);
+    if (!set->by_name) return error_set("no memory for the names of %zu tensors", set->count);
+    for (size_t i = 0; i < set->count; i++) set->by_name[i] = &set->tensors[i];
+    qsort(set->by_name, set->count, sizeof *set->by_name, compare_names);
+    for (size_t i = 1; i < set->count; i++) {
+        const SafetensorsTensor *a = set->by_name[i - 1], *b = set->by_name[i];
+        const char *a_path = set->sources[a->source].path, *b_path = set->sources[b->source].path;
+        if (strcmp(a->name, b->name) != 0) continue;
+        if (a->source == b->source) return error_set("%s has tensor %.80s twice", a_path, a->name);
+        return error_set("tensor %.80s is in both %s and %s", a->name, a_path, b_path);
     }
-    return file;
+    return true;
 }
 
-void safetensors_close(Safetensors *file) {
-    if (!file) return;
-    if (file->file >= 0) close(file->file);
-    for (size_t i = 0; i < file->count; i++) free(file->tensors[i].name);
-    free(file->tensors);
-    free(file->by_name);
-    free(file->path);
-    free(file);
+Safetensors *safetensors_open(const char *path) {
+    Safetensors *set = calloc(1, sizeof *set);
+    if (!set) error_set("no memory to open %s", path);
+    if (set && add_source(set, path) && sort_names(set)) return set;
+    safetensors_close(set);
+    return NULL;
 }
 
-size_t safetensors_count(const Safetensors *file) { return file->count; }
-
-const SafetensorsTensor *safetensors_at(const Safetensors *file, size_t i) {
-    return &file->tensors[i];
+/* A file named by an index: in its directory, and printable in a sentence. */
+static bool is_file_name(const cJSON *item) {
+    if (!cJSON_IsString(item) || !*item->valuestring) return false;
+    for (const unsigned char *c = (const unsigned char *)item->valuestring; *c; c++)
+        if (*c < 32 || *c == 127 || *c == '/') return false;
+    return strcmp(item->valuestring, ".") != 0 && strcmp(item->valuestring, "..") != 0;
 }
 
-const SafetensorsTensor *safetensors_find(const Safetensors *file, const char *name) {
+static int compare_file_names(const void *a, const void *b) {
+    return strcmp((*(const cJSON *const *)a)->valuestring, (*(const cJSON *const *)b)->valuestring);
+}
+
+/* Opens each file that the map names, once. */
+static bool add_mapped(Safetensors *set, const char *path, const cJSON *map) {
+    size_t entries = (size_t)cJSON_GetArraySize(map), n = 0;
+    const cJSON **by_file = malloc((entries + 1) * sizeof *by_file), *entry;
+    if (!by_file) return error_set("no memory for the names in %s", path);
+    bool good = true;
+    cJSON_ArrayForEach(entry, map) {
+        good = is_file_name(entry) ||
+               error_set("%s: a tensor's place is not the name of a file beside it", path);
+        if (!good) break;
+        by_file[n++] = entry;
+    }
+    if (good) qsort(by_file, n, sizeof *by_file, compare_file_names);
+    for (size_t i = 0; good && i < n; i++) {
+        char source[FILE_PATH_BYTES];
+        if (i > 0 && !compare_file_names(&by_file[i - 1], &by_file[i])) continue;
+        const char *slash = strrchr(path, '/'), *name = by_file[i]->valuestring;
+        int length = snprintf(source, sizeof source, "%.*s%s", slash ? (int)(slash - path + 1) : 0,
+                              path, name);
+        good = length < FILE_PATH_BYTES || error_set("the path %.60s... is too long", path);
+        if (good && !file_exists(source))
+            good = error_set("%s names %.80s, which is missing beside it", path, name);
+        good = good && add_source(set, source);
+    }
+    free(by_file);
+    return good;
+}
+
+/* Each tensor of the map is where the map says. */
+static bool check_map(const Safetensors *set, const char *path, const cJSON *map) {
+    const cJSON *entry;
+    cJSON_ArrayForEach(entry, map) {
+        const SafetensorsTensor *tensor = safetensors_find(set, entry->string);
+        const char *source = tensor ? set->sources[tensor->source].path : "";
+        const char *slash = strrchr(source, '/');
+        if (strcmp(slash ? slash + 1 : source, entry->valuestring) != 0)
+            return error_set("%s promises a tensor in %.80s that is not there%s%.80s", path,
+                             entry->valuestring, tensor ? ": " : "", tensor ? tensor->name : "");
+    }
+    return true;
+}
+
+Safetensors *safetensors_open_index(const char *path) {
+    char *text = file_read(path, HEADER_LIMIT, NULL);
+    if (!text) return NULL;
+    cJSON *json = cJSON_ParseWithOpts(text, NULL, /*terminated=*/1);
+    free(text);
+    const cJSON *map = cJSON_GetObjectItemCaseSensitive(json, "weight_map");
+    Safetensors *set = calloc(1, sizeof *set);
+    bool good = set || error_set("no memory to open %s", path);
+    if (good && (!cJSON_IsObject(map) || !map->child))
+        good = error_set("%s is not the index of safetensors files: it has no weight_map", path);
+    good = good && add_mapped(set, path, map) && sort_names(set) && check_map(set, path, map);
+    cJSON_Delete(json);
+    if (good) return set;
+    safetensors_close(set);
+    return NULL;
+}
+
+void safetensors_close(Safetensors *set) {
+    if (!set) return;
+    for (size_t i = 0; i < set->source_count; i++) {
+        if (set->sources[i].file >= 0) close(set->sources[i].file);
+        free(set->sources[i].path);
+    }
+    for (size_t i = 0; i < set->count; i++) free(set->tensors[i].name);
+    free(set->sources);
+    free(set->tensors);
+    free(set->by_name);
+    free(set);
+}
+
+size_t safetensors_count(const Safetensors *set) { return set->count; }
+
+const SafetensorsTensor *safetensors_at(const Safetensors *set, size_t i) {
+    return &set->tensors[i];
+}
+
+const SafetensorsTensor *safetensors_find(const Safetensors *set, const char *name) {
     SafetensorsTensor key = {.name = (char *)name}, *pointer = &key;
     SafetensorsTensor **found =
-        bsearch(&pointer, file->by_name, file->count, sizeof *file->by_name, compare_names);
+        bsearch(&pointer, set->by_name, set->count, sizeof *set->by_name, compare_names);
     return found ? *found : NULL;
 }
 
-static float float_of_bits(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static float float_of_half(uint16_t half) {
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31,
-             mantissa = half & 1023;
-    if (exponent == 31) return float_of_bits(sign | 0x7F800000u | mantissa << 13);
-    if (exponent > 0) return float_of_bits(sign | (exponent + 112) << 23 | mantissa << 13);
-    float subnormal = (float)mantissa * 0x1p-24f;
-    return sign ? -subnormal : subnormal;
-}
-
-static bool check_range(const Safetensors *file, const SafetensorsTensor *tensor, size_t first,
-                        size_t n) {
+/* Where an element of a tensor lies; false if not all n from there on are its own. */
+static bool locate(const Safetensors *set, const SafetensorsTensor *tensor, size_t first, size_t n,
+                   size_t *offset) {
+    const Source *source = &set->sources[tensor->source];
+    *offset = source->start + tensor->begin + first * safetensors_dtype_bytes(tensor->dtype);
     return (first <= tensor->elements && n <= tensor->elements - first) ||
            error_set("%s: elements %zu to %zu of tensor %.80s were asked for; it has %zu",
-                     file->path, first, first + n, tensor->name, tensor->elements);
+                     source->path, first, first + n, tensor->name, tensor->elements);
+}
+
+static bool wrong_dtype(const Safetensors *set, const SafetensorsTensor *tensor,
+                        const char *expected) {
+    return error_set("%s: tensor %.80s has dtype %s; %s was expected",
+                     set->sources[tensor->source].path, tensor->name, tensor->dtype, expected);
 }
 
 enum { PIECE = 4096 }; /* elements converted at a time */
 
-bool safetensors_read_float(const Safetensors *file, const SafetensorsTensor *tensor, size_t first,
+bool safetensors_read_float(const Safetensors *set, const SafetensorsTensor *tensor, size_t first,
                             size_t n, float *values) {
-    enum { F64, F32, F16, BF16, NEITHER } type = NEITHER;
-    static const char *const names[] = {"F64", "F32", "F16", "BF16"};
-    for (int i = 0; i < NEITHER; i++)
-        if (!strcmp(tensor->dtype, names[i])) type = i;
-    if (type == NEITHER)
-        return error_set("%s: tensor %.80s has dtype %s; F32, F16, BF16 or F64 was expected",
-                         file->path, tensor->name, tensor->dtype);
-    if (!check_range(file, tensor, first, n)) return false;
-
-    size_t size = dtype_bytes(tensor->dtype), offset = file->start + tensor->begin + first * size;
-    if (type == F32) return file_read_at(file->file, file->path, values, n * size, offset);
+    bool f64 = !strcmp(tensor->dtype, "F64"), f32 = !strcmp(tensor->dtype, "F32"),
+         f16 = !strcmp(tensor->dtype, "F16"), bf16 = !strcmp(tensor->dtype, "BF16");
+    if (!f64 && !f32 && !f16 && !bf16) return wrong_dtype(set, tensor, "F32, F16, BF16 or F64");
+    const Source *source = &set->sources[tensor->source];
+    size_t size = safetensors_dtype_bytes(tensor->dtype), offset;
+    if (!locate(set, tensor, first, n, &offset)) return false;
+    if (f32) return file_read_at(source->file, source->path, values, n * size, offset);
     union {
         double f64[PIECE];
         uint16_t bits[PIECE];
     } piece;
     for (size_t done = 0; done < n; done += PIECE) {
         size_t m = n - done < PIECE ? n - done : PIECE;
-        if (!file_read_at(file->file, file->path, &piece, m * size, offset + done * size))
+        if (!file_read_at(source->file, source->path, &piece, m * size, offset + done * size))
             return false;
-        for (size_t i = 0; i < m; i++)
-            values[done + i] = type == F64   ? (float)piece.f64[i]
-                               : type == F16 ? float_of_half(piece.bits[i])
-                                             : float_of_bits((uint32_t)piece.bits[i] << 16);
+        if (f16)
+            half_to_float(values + done, piece.bits, m);
+        else
+            type_to_float(f64 ? TYPE_F64 : TYPE_BF16, values + done, &piece, m);
     }
     return true;
 }
 
-bool safetensors_read_int32(const Safetensors *file, const SafetensorsTensor *tensor, size_t first,
+bool safetensors_read_int32(const Safetensors *set, const SafetensorsTensor *tensor, size_t first,
                             size_t n, int32_t *values) {
     bool wide = !strcmp(tensor->dtype, "I64");
-    if (!wide && strcmp(tensor->dtype, "I32"))
-        return error_set("%s: tensor %.80s has dtype %s; I32 or I64 was expected", file->path,
-                         tensor->name, tensor->dtype);
-    if (!check_range(file, tensor, first, n)) return false;
-
-    size_t size = dtype_bytes(tensor->dtype), offset = file->start + tensor->begin + first * size;
-    if (!wide) return file_read_at(file->file, file->path, values, n * size, offset);
+    if (!wide && strcmp(tensor->dtype, "I32")) return wrong_dtype(set, tensor, "I32 or I64");
+    const Source *source = &set->sources[tensor->source];
+    size_t size = safetensors_dtype_bytes(tensor->dtype), offset;
+    if (!locate(set, tensor, first, n, &offset)) return false;
+    if (!wide) return file_read_at(source->file, source->path, values, n * size, offset);
     int64_t piece[PIECE];
     for (size_t done = 0; done < n; done += PIECE) {
         size_t m = n - done < PIECE ? n - done : PIECE;
-        if (!file_read_at(file->file, file->path, piece, m * size, offset + done * size))
+        if (!file_read_at(source->file, source->path, piece, m * size, offset + done * size))
             return false;
         for (size_t i = 0; i < m; i++) {
             if (piece[i] < INT32_MIN || piece[i] > INT32_MAX)
                 return error_set("%s: element %zu of tensor %.80s is %lld, too large for 32 bits",
-                                 file->path, first + done + i, tensor->name, (long long)piece[i]);
+                                 source->path, first + done + i, tensor->name, (long long)piece[i]);
             values[done + i] = (int32_t)piece[i];
         }
     }
     return true;
-}
-
-struct SafetensorsWriter {
-    char *path;
-    cJSON *header;
-    int file;        /* -1 before _begin */
-    size_t declared; /* bytes */
-    size_t written;
-    bool failed; /* the reason was given to error_set */
-};
-
-SafetensorsWriter *safetensors_writer(const char *path) {
-    SafetensorsWriter *writer = calloc(1, sizeof *writer);
-    if (writer) {
-        *writer =
-            (SafetensorsWriter){.path = strdup(path), .header = cJSON_CreateObject(), .file = -1};
-        cJSON *metadata = cJSON_AddObjectToObject(writer->header, "__metadata__");
-        if (writer->path && cJSON_AddStringToObject(metadata, "format", "pt")) return writer;
-        cJSON_Delete(writer->header);
-        free(writer->path);
-        free(writer);
-    }
-    error_set("no memory to write %s", path);
-    return NULL;
-}
-
-static bool fail(SafetensorsWriter *writer) {
-    writer->failed = true;
-    return false;
-}
-
-void safetensors_declare(SafetensorsWriter *writer, const char *name, const char *dtype, int rank,
-                         const size_t *shape) {
-    if (writer->failed) return;
-    size_t bytes = dtype_bytes(dtype);
-    bool valid = bytes > 0 && rank >= 0 && rank <= SAFETENSORS_MAX_RANK && writer->file < 0;
-    /* Numbers as text: cJSON prints its doubles with an exponent from 1e15. */
-    char shape_text[SAFETENSORS_MAX_RANK * 21 + 2] = "[", offsets_text[44];
-    size_t used = 1, end = 0;
-    for (int i = 0; valid && i < rank; i++) {
-        valid = !__builtin_mul_overflow(bytes, shape[i], &bytes);
-        used += (size_t)sprintf(shape_text + used, "%s%zu", i ? "," : "", shape[i]);
-    }
-    strcpy(shape_text + used, "]");
-    valid = valid && !__builtin_add_overflow(writer->declared, bytes, &end);
-    if (!valid) {
-        error_set("%s: tensor %.80s cannot be declared: %s of rank %d", writer->path, name, dtype,
-                  rank);
-        fail(writer);
-        return;
-    }
-    sprintf(offsets_text, "[%zu,%zu]", writer->declared, end);
-    writer->declared = end;
-
-    cJSON *entry = cJSON_AddObjectToObject(writer->header, name);
-    if (!cJSON_AddStringToObject(entry, "dtype", dtype) ||
-        !cJSON_AddRawToObject(entry, "shape", shape_text) ||
-        !cJSON_AddRawToObject(entry, "data_offsets", offsets_text)) {
-        error_set("no memory for the header of %s", writer->path);
-        fail(writer);
-    }
-}
-
-static int compare_texts(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-/* Sorted once: a look-up of every name as it comes would take their number squared. */
-static bool check_distinct_names(const SafetensorsWriter *writer) {
-    size_t count = 0;
-    const char **names = malloc((size_t)cJSON_GetArraySize(writer->header) * sizeof *names);
-    if (!names) return error_set("no memory for the header of %s", writer->path);
-    const cJSON *entry;
-    cJSON_ArrayForEach(entry, writer->header) names[count++] = entry->string;
-    qsort(names, count, sizeof *names, compare_texts);
-    bool good = true;
-    for (size_t i = 1; good && i < count; i++)
-        good = strcmp(names[i - 1], names[i]) != 0 ||
-               error_set("%s: tensor %.80s was declared twice", writer->path, names[i]);
-    free(names);
-    return good;
-}
-
-bool safetensors_begin(SafetensorsWriter *writer) {
-    if (writer->failed) return false;
-    if (!check_distinct_names(writer)) return fail(writer);
-    char *text = cJSON_PrintUnformatted(writer->header);
-    if (!text) return error_set("no memory for the header of %s", writer->path), fail(writer);
-    uint64_t length = strlen(text), padded = (length + 7) / 8 * 8;
-    writer->file = open(writer->path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    bool good =
-        writer->file >= 0 || error_set("cannot create %s: %s", writer->path, strerror(errno));
-    good = good && file_write_all(writer->file, writer->path, &padded, sizeof padded) &&
-           file_write_all(writer->file, writer->path, text, length) &&
-           file_write_all(writer->file, writer->path, "       ", padded - length);
-    cJSON_free(text);
-    return good || fail(writer);
-}
-
-bool safetensors_write(SafetensorsWriter *writer, const void *data, size_t bytes) {
-    if (writer->failed) return false;
-    if (writer->file < 0 || bytes > writer->declared - writer->written)
-        return error_set("%s: data beyond the %zu bytes declared", writer->path, writer->declared),
-               fail(writer);
-    writer->written += bytes;
-    return file_write_all(writer->file, writer->path, data, bytes) || fail(writer);
-}
-
-bool safetensors_finish(SafetensorsWriter *writer) {
-    bool good = !writer->failed && ((writer->file >= 0 && writer->written == writer->declared) ||
-                                    error_set("%s: %zu bytes were declared and %zu given",
-                                              writer->path, writer->declared, writer->written));
-    if (writer->file >= 0) {
-        if (!good) close(writer->file);
-        good = good && file_sync_close(writer->file, writer->path);
-        if (!good) unlink(writer->path);
-    }
-    cJSON_Delete(writer->header);
-    free(writer->path);
-    free(writer);
-    return good;
 }

@@ -18,10 +18,17 @@
 
 #include "runtime/real.h"
 
+/* Single precision also runs in CUDA kernels. */
+#ifdef __CUDACC__
+#define VECTOR_MATH_F32 static __host__ __device__ __forceinline__
+#else
+#define VECTOR_MATH_F32 static inline
+#endif
+
 /* a b + c, fused where the processor has an instruction for it. ISO C forbids the compiler to fuse
  * the expression by itself, and fma() without the instruction is a slow call. */
-static inline float multiply_add_f32(float a, float b, float c) {
-#ifdef FP_FAST_FMAF
+VECTOR_MATH_F32 float multiply_add_f32(float a, float b, float c) {
+#if defined(FP_FAST_FMAF) || defined(__CUDA_ARCH__)
     return fmaf(a, b, c);
 #else
     return a * b + c;
@@ -36,7 +43,7 @@ static inline double multiply_add_f64(double a, double b, double c) {
 #endif
 }
 
-static inline float exp_f32(float x) {
+VECTOR_MATH_F32 float exp_f32(float x) {
     x = x < -104.0f ? -104.0f : x; /* exp(-104) is under half the smallest subnormal: 0 */
     x = x > 89.0f ? 89.0f : x;     /* exp(89) is over the largest float: inf */
 

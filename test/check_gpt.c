@@ -4,6 +4,8 @@
  * stepS.tokens and .targets, greedy.ids) and expected.json (losses, grad_norms_before_clip, adamw),
  * computed in float64. Prints a line for each quantity; exits with 1 if any is off.
  *
+ * --only=logits needs but step0.tokens and step0.logits.
+ *
  * Tolerances. fp32 rounds each value to 6e-8 and sums of a few hundred lose about two digits: 1e-5 on
  * the CPU, 1e-4 on CUDA, whose sums have other orders and whose exponentials are approximate to a few
  * ulp. bf16 rounds to 4e-3 at each of the tens of operations in a row: 5e-2; a flash family may not
@@ -18,7 +20,7 @@
 #include <string.h>
 
 #include "gpt/checkpoint.h"
-#include "gpt/sample.h"
+#include "gpt/decode.h"
 #include "runtime/error.h"
 #include "runtime/files.h"
 #include "runtime/flags.h"
@@ -27,12 +29,14 @@
 
 enum { STEPS = 3, QUANTITIES = 4096, GREEDY_PROMPT = 8 };
 
-static const char *device_flag = "cpu", *precision_flag = "fp32", *attention_flag = "auto";
+static const char *device_flag = "cpu", *precision_flag = "fp32", *attention_flag = "auto",
+                  *only_flag = "all";
 static Flag flags[] = {
     {"device", FLAG_CHOICE, &device_flag, 0, 0, "cpu|cuda", "where to compute", 0},
     {"precision", FLAG_CHOICE, &precision_flag, 0, 0, "fp32|bf16", "type of tensors", 0},
-    {"attention", FLAG_CHOICE, &attention_flag, 0, 0, "auto|naive|flash_v1|flash_mma", "kernels",
+    {"attention", FLAG_CHOICE, &attention_flag, 0, 0, "auto|naive|flash_v1|flash_mma|flash_hopper", "kernels",
      0},
+    {"only", FLAG_CHOICE, &only_flag, 0, 0, "all|logits", "what to compare", 0},
     {NULL, FLAG_INT, NULL, 0, 0, NULL, NULL, 0}};
 
 /* The run that is judged, and what it is judged by. */
@@ -178,13 +182,20 @@ static void judge_steps(Check *check, Gpt *model) {
     judge_tensors(check, model, GPT_PARAMETERS, "after3");
 }
 
-/* After the prompt that greedy.ids begins with, each of its tokens is the likeliest. */
+/* The likeliest tokens after the prompt that greedy.ids begins with are those that follow there. */
 static void judge_greedy(Check *check, Gpt *model) {
     size_t B, T, wrong = 0;
     int32_t *ids = read_ids(check, "greedy.ids", &B, &T);
-    Sampling greedy = {0, 0, 0};
-    for (size_t n = GREEDY_PROMPT; n < T; n++)
-        wrong += gpt_sample(model, ids, n, &greedy) != ids[n];
+    Sampling greedy = {.temperature = 0};
+    GptDecoder *decoder = gpt_decoder_create(model, 1, &greedy);
+    if (!decoder) die(error_message());
+    gpt_decoder_start(decoder, ids, GREEDY_PROMPT);
+    for (size_t n = GREEDY_PROMPT; n < T; n++) {
+        int32_t token;
+        gpt_decoder_next(decoder, &token);
+        wrong += token != ids[n];
+    }
+    gpt_decoder_free(decoder);
     judge(check, "greedy.wrong_tokens", (double)wrong);
     free(ids);
 }
@@ -192,19 +203,32 @@ static void judge_greedy(Check *check, Gpt *model) {
 static void run(Check *check, AttentionFamily family) {
     GptConfig config;
     size_t B, T;
-    free(read_ids(check, "step0.tokens", &B, &T));
+    int32_t *tokens = read_ids(check, "step0.tokens", &B, &T);
+    bool logits = strcmp(only_flag, "logits") == 0;
     if (!checkpoint_config(check->directory, &config)) die(error_message());
-    GptOptions options = {B, T, check->type, GPT_TRAINING, family, RECOMPUTE_NONE, true};
+    GptOptions options = {.B = B,
+                          .T = T,
+                          .type = check->type,
+                          .use = logits ? GPT_INFERENCE : GPT_TRAINING,
+                          .attention = family,
+                          .deterministic = true};
     Gpt *model = gpt_create(&config, &options, check->device, NULL);
     if (!model || !checkpoint_load(check->directory, model)) die(error_message());
-    if (check->type == TYPE_F32) judge_greedy(check, model);
-    judge_steps(check, model);
+    if (logits) {
+        gpt_forward(model, tokens, NULL, B, T, GPT_EVALUATE);
+        judge_logits(check, model, B * T);
+    } else {
+        if (check->type == TYPE_F32) judge_greedy(check, model);
+        judge_steps(check, model);
+    }
+    free(tokens);
     gpt_free(model);
 }
 
 int main(int argc, char **argv) {
     if (argc < 2 || argv[1][0] == '-')
-        die("usage: check_gpt DIR [--device=cpu|cuda] [--precision=fp32|bf16] [--attention=NAME]");
+        die("usage: check_gpt DIR [--device=cpu|cuda] [--precision=fp32|bf16] [--attention=NAME] "
+            "[--only=logits]");
     if (!flags_parse(flags, argc - 2, argv + 2)) die(error_message());
     char path[FILE_PATH_BYTES];
     static Check check, naive;
@@ -217,10 +241,13 @@ int main(int argc, char **argv) {
     if (!file_join(path, argv[1], "expected.safetensors") ||
         !(check.expected = safetensors_open(path)))
         die(error_message());
-    char *text = file_join(path, argv[1], "expected.json") ? file_read(path, 1 << 20, NULL) : NULL;
-    if (!text) die(error_message());
-    check.json = cJSON_Parse(text);
-    if (!check.json) die("expected.json is not JSON");
+    char *text = NULL;
+    if (strcmp(only_flag, "all") == 0) {
+        text = file_join(path, argv[1], "expected.json") ? file_read(path, 1 << 20, NULL) : NULL;
+        if (!text) die(error_message());
+        check.json = cJSON_Parse(text);
+        if (!check.json) die("expected.json is not JSON");
+    }
 
     AttentionFamily family = attention_by_name(attention_flag);
     if (bf16 && family != ATTENTION_NAIVE) {

@@ -600,8 +600,14 @@ static void test_choice(void **state) {
     p.family = ATTENTION_AUTO;
     assert_int_equal(attention_choose(&p), ATTENTION_FLASH_V1);
     p.type = TYPE_BF16;
+    AttentionFamily mma = gpu->architecture >= 80 ? ATTENTION_FLASH_MMA : ATTENTION_FLASH_V1;
     assert_int_equal(attention_choose(&p),
-                     gpu->architecture >= 80 ? ATTENTION_FLASH_MMA : ATTENTION_FLASH_V1);
+                     gpu->architecture == 90 ? ATTENTION_FLASH_HOPPER : mma);
+    p.HS = 60;
+    assert_int_equal(attention_choose(&p), mma);
+    p.family = ATTENTION_FLASH_HOPPER;
+    assert_int_equal(attention_choose(&p), ATTENTION_AUTO);
+    assert_non_null(strstr(error_message(), "flash_hopper needs a Hopper GPU"));
 }
 
 /* A valid problem with its tensors; the tests of errors break one thing at a time. */
@@ -751,7 +757,8 @@ static void assert_close_to_naive(const Run *x, const Run *naive, const Run *ref
     }
 }
 
-static const AttentionFamily flash_families[] = {ATTENTION_FLASH_V1, ATTENTION_FLASH_MMA};
+static const AttentionFamily flash_families[] = {ATTENTION_FLASH_V1, ATTENTION_FLASH_MMA,
+                                                 ATTENTION_FLASH_HOPPER};
 
 /* Whether this family takes the problem on the GPU in this type. */
 static bool available(const Run *r, DataType type, AttentionFamily family) {
@@ -767,7 +774,7 @@ static const double naive_bf16_tolerance = 5e-2;
 
 /* Every flash family in bf16, held against naive's error on the same inputs. */
 static void assert_flash_close(const Run *naive, const Run *reference) {
-    for (int f = 0; f < 2; f++) {
+    for (size_t f = 0; f < sizeof flash_families / sizeof flash_families[0]; f++) {
         if (!available(reference, TYPE_BF16, flash_families[f])) continue;
         Run flash = run_like(reference, DEVICE_CUDA, TYPE_BF16, flash_families[f]);
         assert_close_to_naive(&flash, naive, reference);
@@ -809,8 +816,10 @@ static void test_cuda_every_length(void **state) {
     if (no_gpu()) skip();
     for (int mask = ATTENTION_FULL; mask <= ATTENTION_CAUSAL; mask++)
         for (size_t T = 1; T <= 300; T++) {
-            Case c = {1, 2, 2, T, T, 64, (AttentionMask)mask, 0, PACKED};
-            check_flash_on_cuda(&c);
+            Case narrow = {1, 2, 2, T, T, 64, (AttentionMask)mask, 0, PACKED};
+            Case wide = {1, 1, 1, T, T, 128, (AttentionMask)mask, 0, PACKED};
+            check_flash_on_cuda(&narrow);
+            check_flash_on_cuda(&wide);
         }
 }
 
@@ -837,13 +846,17 @@ static void test_cuda_repeats_and_no_keys(void **state) {
                 Run r = new_run(&repeated[i]);
                 r.problem.deterministic = 1;
                 if (available(&r, types[t], (AttentionFamily)family)) {
+                    /* flash_hopper alone adds from several blocks, in turns. */
+                    int repeats = family == ATTENTION_FLASH_HOPPER ? 50 : 1;
                     Run x = run_like(&r, DEVICE_CUDA, types[t], (AttentionFamily)family);
-                    Run y = run_like(&r, DEVICE_CUDA, types[t], (AttentionFamily)family);
-                    assert_same_bits(&x, &y);
+                    for (int n = 0; n < repeats; n++) {
+                        Run y = run_like(&r, DEVICE_CUDA, types[t], (AttentionFamily)family);
+                        assert_same_bits(&x, &y);
+                        free_run(&y);
+                    }
                     if (r.problem.TQ > r.problem.TK)
                         assert_no_keys(&x, r.problem.TQ - r.problem.TK);
                     free_run(&x);
-                    free_run(&y);
                 }
                 free_run(&r);
             }

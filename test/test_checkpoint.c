@@ -43,7 +43,7 @@ static const TrainerState example = {.step = 1000,
 
 static Device *device;
 static char root[] = "/tmp/test_checkpoint.XXXXXX";
-static char directory[64], other[64]; /* root/checkpoint, and a second name */
+static char directory[64], other[FILE_PATH_BYTES]; /* root/checkpoint, and a second name */
 
 static void empty_directory(const char *path) {
     DIR *entries = opendir(path);
@@ -195,6 +195,50 @@ static void round_trip(void **state) {
     gpt_free(model);
 }
 
+static void assert_file(const char *name, const char *part) {
+    char path[FILE_PATH_BYTES];
+    join(path, name);
+    char *text = file_read(path, 10000, NULL);
+    if (!text || !strstr(text, part)) fail_msg("%s lacks %s: %s", name, part, text);
+    free(text);
+}
+
+/* What transformers needs to know of the tokenizer, from its own file. */
+static void the_end_of_texts_is_named(void **state) {
+    (void)state;
+#define ADDED(id) "{\"added_tokens\":[{\"id\":" id ",\"content\":\"<|endoftext|>\"}]}"
+    static const struct {
+        const char *tokenizer, *id, *token;
+    } cases[] = {
+        {ADDED("10"), "10", "\"<|endoftext|>\""}, /* the last of V=11 */
+        {ADDED("11"), "null", "null"},
+        {ADDED("-1"), "null", "null"},
+        {ADDED("\"1\""), "null", "null"},
+        {"{\"added_tokens\":[{\"id\":3,\"content\":\"<s>\"}]}", "null", "null"},
+        {"{\"added_tokens\":7}", "null", "null"},
+        {"not JSON", "null", "null"},
+    };
+    Gpt *model = filled(GPT_INFERENCE);
+    char own[FILE_PATH_BYTES], line[64];
+    snprintf(other, sizeof other, "%s/tokenizer.json", root);
+    snprintf(own, sizeof own, "%s/tokenizer_config.json", root);
+    const char *const extra[] = {other, NULL}, *const both[] = {other, own, NULL};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_true(file_write(other, cases[i].tokenizer, strlen(cases[i].tokenizer)));
+        assert_true(checkpoint_save(directory, model, NULL, NULL, extra));
+        snprintf(line, sizeof line, "\"eos_token_id\":\t%s,", cases[i].id);
+        assert_file("config.json", line);
+        snprintf(line, sizeof line, "\"eos_token_id\": %s\n", cases[i].id);
+        assert_file("generation_config.json", line);
+        snprintf(line, sizeof line, "\"eos_token\": %s,", cases[i].token);
+        assert_file("tokenizer_config.json", line);
+    }
+    assert_true(file_write(own, "mine", 4));
+    assert_true(checkpoint_save(directory, model, NULL, NULL, both));
+    assert_file("tokenizer_config.json", "mine");
+    gpt_free(model);
+}
+
 static void best_loss_may_be_infinite(void **state) {
     (void)state;
     Gpt *model = filled(GPT_TRAINING);
@@ -231,6 +275,7 @@ static void configurations(void **state) {
         {GPT2(",\"activation_function\":\"gelu_new\",\"n_inner\":null"), NULL},
         {GPT2(",\"n_inner\":48,\"n_ctx\":5,\"reorder_and_upcast_attn\":true"), NULL},
         {GPT2(",\"scale_attn_weights\":true,\"tie_word_embeddings\":true,\"unknown\":[1]"), NULL},
+        {GPT2(",\"tie_word_embeddings\":false"), NULL},
         {"", "not a JSON object"},
         {"[]", "not a JSON object"},
         {GPT2() "x", "not a JSON object"},
@@ -252,7 +297,7 @@ static void configurations(void **state) {
         {GPT2(",\"scale_attn_by_inverse_layer_idx\":true"),
          "inverse_layer_idx is true; only false"},
         {GPT2(",\"add_cross_attention\":true"), "add_cross_attention is true; only false"},
-        {GPT2(",\"tie_word_embeddings\":false"), "tie_word_embeddings is false; only true"},
+        {GPT2(",\"tie_word_embeddings\":1"), "tie_word_embeddings is 1; true or false"},
         {GPT2(",\"layer_norm_epsilon\":\"small\""), "layer_norm_epsilon is \"small\""},
         {GPT2(",\"layer_norm_epsilon\":0"), "config.json"},
         {GPT2(",\"attn_pdrop\":1.5"), "config.json"},
@@ -271,6 +316,7 @@ static void configurations(void **state) {
             if (!good) fail_msg("%s: %s", cases[i].text, error_message());
             assert_int_equal(read.C, 12);
             assert_true(read.layernorm_eps == 1e-5f && read.attention_dropout == 0.1f);
+            assert_int_equal(read.untied_head, strstr(cases[i].text, "embeddings\":false") != NULL);
         }
     }
 }
@@ -441,7 +487,7 @@ static void not_a_checkpoint(void **state) {
     assert_message("pickle");
     write_text("model.safetensors.index.json", "{}");
     assert_false(checkpoint_load(directory, model));
-    assert_message("not supported yet");
+    assert_message("it has no weight_map");
     write_text("model.safetensors", "x");
     assert_false(checkpoint_load(directory, model));
     assert_message("too few");
@@ -450,7 +496,322 @@ static void not_a_checkpoint(void **state) {
     assert_false(checkpoint_path(directory, small, sizeof small));
     join(path, "config.json");
     assert_false(checkpoint_load(path, model));
-    assert_message("not a directory");
+    assert_message("fewer than the header of a model of llm.c");
+    gpt_free(model);
+}
+
+/* A head of its own comes back, and is taken for no other model's. */
+static void untied_heads(void **state) {
+    (void)state;
+    GptConfig untied = config, read;
+    untied.untied_head = true;
+    Gpt *model = create(&untied, GPT_TRAINING), *loaded = create(&untied, GPT_TRAINING);
+    Gpt *tied = create(&config, GPT_TRAINING);
+    char path[FILE_PATH_BYTES];
+    TrainerState resumed;
+    fill(model, GPT_PARAMETERS, 1), fill(model, GPT_ADAM_M, 2), fill(model, GPT_ADAM_V, 3);
+    save(model, &example);
+    assert_true(checkpoint_config(directory, &read));
+    assert_memory_equal(&read, &untied, sizeof untied);
+    assert_true(checkpoint_load(directory, loaded));
+    assert_true(checkpoint_resume(directory, loaded, &resumed));
+    assert_true(same_arena(model, loaded, GPT_PARAMETERS));
+    assert_true(same_arena(model, loaded, GPT_ADAM_V));
+    join(path, "model.safetensors");
+    Safetensors *file = safetensors_open(path);
+    assert_non_null(file);
+    assert_non_null(safetensors_find(file, "lm_head.weight")); /* transformers' name for it */
+    assert_null(safetensors_find(file, "transformer.lm_head.weight"));
+    safetensors_close(file);
+    assert_false(checkpoint_load(directory, tied));
+    assert_message("has a head of its own, and this model ties its head");
+
+    /* Only config.json says which it is. */
+    write_text("config.json", GPT2(",\"tie_word_embeddings\":true"));
+    assert_false(checkpoint_load(directory, loaded));
+    assert_message("ties its head, and this model has one of its own");
+    assert_false(checkpoint_load(directory, tied));
+    assert_message("set \"tie_word_embeddings\": false there");
+    save(tied, NULL);
+    write_text("config.json", GPT2(",\"tie_word_embeddings\":false"));
+    assert_false(checkpoint_load(directory, loaded));
+    assert_message("has no tensor lm_head.weight");
+    snprintf(other, sizeof other, "%s/other.bin", root);
+    assert_false(checkpoint_export(other, model, "fp32", NULL));
+    assert_message("no head of its own");
+    assert_exists(other, false);
+    gpt_free(tied);
+    gpt_free(loaded);
+    gpt_free(model);
+}
+
+/* The parameters over two files, with an index whose text is changed where it reads `find`. */
+static void write_shards(const Gpt *model, const char *find, const char *put) {
+    static const char *const names[] = {"model-1-of-2.safetensors", "model-2-of-2.safetensors"};
+    char path[FILE_PATH_BYTES], index[8192] = "{\"metadata\":{},\"weight_map\":{", *at;
+    write_text("config.json", GPT2());
+    for (size_t shard = 0; shard < 2; shard++) {
+        join(path, names[shard]);
+        SafetensorsWriter *writer = safetensors_writer(path);
+        for (size_t i = shard; i < gpt_tensors(model); i += 2) {
+            const GptTensor *tensor = gpt_tensor(model, i);
+            safetensors_declare(writer, tensor->name, "F32", tensor->rank, tensor->shape);
+            size_t used = strlen(index);
+            snprintf(index + used, sizeof index - used, "%s\"%s\":\"%s\"", shard + i > 0 ? "," : "",
+                     tensor->name, names[shard]);
+        }
+        assert_true(safetensors_begin(writer));
+        for (size_t i = shard; i < gpt_tensors(model); i += 2) {
+            float values[12 * 48];
+            gpt_read(model, GPT_PARAMETERS, gpt_tensor(model, i), values);
+            assert_true(
+                safetensors_write_float(writer, "F32", values, gpt_tensor(model, i)->elements));
+        }
+        assert_true(safetensors_finish(writer));
+    }
+    strcat(index, "}}");
+    if (find) {
+        assert_non_null(at = strstr(index, find));
+        char rest[8192];
+        strcpy(rest, at + strlen(find));
+        strcpy(at, put);
+        strcat(index, rest);
+    }
+    write_text("model.safetensors.index.json", index);
+}
+
+static void shards_are_one_model(void **state) {
+    (void)state;
+    Gpt *model = filled(GPT_INFERENCE), *loaded = create(&config, GPT_INFERENCE);
+    char path[FILE_PATH_BYTES];
+    write_shards(model, NULL, NULL);
+    if (!checkpoint_load(directory, loaded)) fail_msg("%s", error_message());
+    assert_true(same_arena(model, loaded, GPT_PARAMETERS));
+
+    static const struct {
+        const char *find, *put, *sentence;
+    } cases[] = {
+        {"weight_map", "weights", "no weight_map"},
+        {"{\"metadata\":{},", "{", NULL},
+        {"}}", "}", "no weight_map"},
+        {"\"model-1-of-2.safetensors\"", "7", "not the name of a file"},
+        {"model-1-of-2", "../other", "not the name of a file"},
+        {"model-1-of-2.safetensors", "..", "not the name of a file"},
+        {"model-1-of-2.safetensors", "", "not the name of a file"},
+        {"model-1-of-2", "\\u001b[2J", "not the name of a file"},
+        {"model-1-of-2", "model-3-of-2", "names model-3-of-2.safetensors, which is missing"},
+        {"model-1-of-2.safetensors", "config.json", "config.json"},
+        {"wte.weight", "wte.height", "promises a tensor in model-1-of-2.safetensors"},
+        {"model-1-of-2", "model-2-of-2",
+         "promises a tensor in model-2-of-2.safetensors that is not there: wte.weight"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_shards(model, cases[i].find, cases[i].put);
+        bool good = checkpoint_load(directory, loaded);
+        if (good != !cases[i].sentence) fail_msg("case %zu: %s", i, error_message());
+        if (!good) assert_message(cases[i].sentence);
+    }
+    assert_true(same_arena(model, loaded, GPT_PARAMETERS));
+
+    /* The same tensors in a second file; a cut one. */
+    write_shards(model, NULL, NULL);
+    join(path, "model-1-of-2.safetensors");
+    join(other, "model-2-of-2.safetensors");
+    assert_true(file_copy(path, other));
+    assert_false(checkpoint_load(directory, loaded));
+    assert_message("is in both");
+    write_shards(model, NULL, NULL);
+    assert_int_equal(truncate(other, 1000), 0);
+    assert_false(checkpoint_load(directory, loaded));
+    assert_message("model-2-of-2.safetensors");
+    gpt_free(loaded);
+    gpt_free(model);
+}
+
+/* Normals, whose rounding can be judged: half of the last of 8 bits in bf16, of 11 in fp16. */
+static Gpt *normal(void) {
+    Gpt *model = create(&config, GPT_INFERENCE);
+    gpt_init(model, 3);
+    return model;
+}
+
+static void assert_rounded(const Gpt *exact, const Gpt *rounded, float bound) {
+    for (size_t i = 0; i < gpt_tensors(exact); i++) {
+        float a[12 * 48], b[12 * 48];
+        gpt_read(exact, GPT_PARAMETERS, gpt_tensor(exact, i), a);
+        gpt_read(rounded, GPT_PARAMETERS, gpt_tensor(rounded, i), b);
+        for (size_t j = 0; j < gpt_tensor(exact, i)->elements; j++)
+            assert_true(fabsf(a[j] - b[j]) <=
+                        bound * fabsf(a[j]) + 0x1p-25f); /* fp16's subnormals */
+    }
+}
+
+static void exports_hold_what_they_can(void **state) {
+    (void)state;
+    static const struct {
+        const char *precision, *torch;
+        float bound;
+    } cases[] = {
+        {"fp32", "float32", 0}, {"bf16", "bfloat16", 0x1p-8f}, {"fp16", "float16", 0x1p-11f}};
+    Gpt *model = normal(), *loaded = create(&config, GPT_INFERENCE);
+    char path[FILE_PATH_BYTES];
+    for (size_t i = 0; i < 3; i++) {
+        if (!checkpoint_export(directory, model, cases[i].precision, NULL))
+            fail_msg("%s", error_message());
+        assert_true(checkpoint_load(directory, loaded));
+        assert_rounded(model, loaded, cases[i].bound);
+        if (i == 0) assert_true(same_arena(model, loaded, GPT_PARAMETERS));
+        join(path, "config.json");
+        char *text = file_read(path, 10000, NULL);
+        assert_non_null(strstr(text, cases[i].torch));
+        free(text);
+    }
+    float large[12 * 48] = {[3] = 65520};
+    assert_false(checkpoint_export(directory, model, "int8", NULL));
+    assert_message("fp32, bf16 or fp16 numbers, not int8");
+    gpt_write(model, GPT_PARAMETERS, gpt_tensor(model, 2), large);
+    assert_false(checkpoint_export(directory, model, "fp16", NULL));
+    assert_message("h.0.ln_1.weight holds 65520, but fp16 ends at 65504");
+    large[3] = 65519;
+    gpt_write(model, GPT_PARAMETERS, gpt_tensor(model, 2), large);
+    assert_true(checkpoint_export(directory, model, "fp16", NULL));
+    assert_true(checkpoint_load(directory, loaded));
+    gpt_read(loaded, GPT_PARAMETERS, gpt_tensor(loaded, 2), large);
+    assert_true(large[3] == 65504);
+    gpt_free(loaded);
+    gpt_free(model);
+}
+
+/* The places of values in a file of llm.c, computed from its description: L=2, NH=3, C=12, T=5,
+ * V=11, and V padded to 128. */
+static void llmc_layout(void **state) {
+    (void)state;
+    enum { C = 12, VP = 128, QKV = VP * C + 5 * C + 2 * (2 * C) };
+    Gpt *model = filled(GPT_INFERENCE), *loaded = create(&config, GPT_INFERENCE);
+    snprintf(other, sizeof other, "%s/model.bin", root);
+    if (!checkpoint_export(other, model, "fp32", NULL)) fail_msg("%s", error_message());
+    size_t bytes;
+    char *text = file_read(other, 1 << 20, &bytes);
+    const int32_t *header = (const int32_t *)text;
+    const int32_t expected[8] = {20240326, 3, 5, 11, 2, 3, 12, VP};
+    assert_memory_equal(header, expected, sizeof expected);
+    for (int i = 8; i < 256; i++) assert_int_equal(header[i], 0);
+    assert_int_equal(bytes, 1024 + 4 * (gpt_parameters(&config) + (VP - 11) * C));
+
+    const uint32_t *values = (const uint32_t *)(text + 1024);
+    uint32_t wte[11 * C], qkv[C * 3 * C];
+    gpt_read(model, GPT_PARAMETERS, gpt_tensor(model, 0), (float *)wte);
+    assert_memory_equal(values, wte, sizeof wte);
+    for (size_t i = 11 * C; i < VP * C; i++) assert_int_equal(values[i], 0);
+    for (size_t l = 0; l < 2; l++) {
+        const GptTensor *tensor = gpt_tensor(model, 2 + 12 * l + 2);
+        gpt_read(model, GPT_PARAMETERS, tensor, (float *)qkv);
+        if (l == 1) assert_string_equal(tensor->name, "h.1.attn.c_attn.weight");
+        for (size_t out = 0; out < 3 * C; out++)
+            for (size_t in = 0; in < C; in++)
+                assert_int_equal(values[QKV + l * 3 * C * C + out * C + in], qkv[in * 3 * C + out]);
+    }
+    free(text);
+
+    GptConfig read, undropped = config;
+    undropped.embedding_dropout = undropped.residual_dropout = undropped.attention_dropout = 0;
+    assert_true(checkpoint_config(other, &read));
+    assert_memory_equal(&read, &undropped, sizeof read);
+    if (!checkpoint_load(other, loaded)) fail_msg("%s", error_message());
+    assert_true(same_arena(model, loaded, GPT_PARAMETERS));
+    TrainerState resumed;
+    assert_false(checkpoint_resume(other, loaded, &resumed));
+    assert_message("not the state of its training");
+    gpt_free(model);
+
+    model = normal();
+    assert_true(checkpoint_export(other, model, "bf16", NULL));
+    text = file_read(other, 1 << 20, &bytes);
+    assert_int_equal(((const int32_t *)text)[1], 5);
+    assert_int_equal(bytes, 1024 + 2 * (gpt_parameters(&config) + (VP - 11) * C));
+    free(text);
+    assert_true(checkpoint_load(other, loaded));
+    assert_rounded(model, loaded, 0x1p-8f);
+    assert_false(checkpoint_export(other, model, "fp16", NULL));
+    assert_message("fp32 or bf16 numbers, not fp16");
+
+    GptConfig epsilon = config;
+    epsilon.layernorm_eps = 1e-6f;
+    Gpt *another = create(&epsilon, GPT_INFERENCE);
+    gpt_init(another, 1);
+    assert_false(checkpoint_export(other, another, "fp32", NULL));
+    assert_message("epsilon of 1e-05");
+    assert_false(checkpoint_load(other, another));
+    assert_message("epsilon");
+    gpt_free(another);
+    char home[FILE_PATH_BYTES], slash[96];
+    assert_true(checkpoint_home(other, home));
+    snprintf(slash, sizeof slash, "%s/", root);
+    assert_string_equal(home, slash);
+    gpt_free(loaded);
+    gpt_free(model);
+}
+
+static void llmc_refused(void **state) {
+    (void)state;
+    static const struct {
+        int word;
+        int32_t value;
+        const char *sentence;
+    } cases[] = {
+        {0, 20240327, "magic number is 20240327, expected 20240326"},
+        {1, 4, "has version 4"},
+        {1, 5, "has something after its end"},
+        {2, 6, "is cut short"},
+        {3, 0, "number 3 of its header is 0"},
+        {4, -1, "number 4 of its header is -1"},
+        {4, INT32_MAX, "1 to 4096 layers"},
+        {5, 5, "multiple of the heads"},
+        {6, INT32_MAX, "the width must be"},
+        {7, 10, "padded vocabulary is 10, less than the vocabulary of 11"},
+        {7, INT32_MAX, "is cut short"},
+    };
+    Gpt *model = normal(), *untouched = normal();
+    snprintf(other, sizeof other, "%s/model.bin", root);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_true(checkpoint_export(other, model, "fp32", NULL));
+        FILE *stream = fopen(other, "r+b");
+        fseek(stream, 4 * cases[i].word, SEEK_SET);
+        fwrite(&cases[i].value, 4, 1, stream);
+        fclose(stream);
+        assert_false(checkpoint_load(other, model));
+        assert_message(cases[i].sentence);
+        assert_true(same_arena(model, untouched, GPT_PARAMETERS));
+    }
+    assert_true(checkpoint_export(other, model, "fp32", NULL));
+    GptConfig longer = config;
+    longer.T = 6;
+    Gpt *another = create(&longer, GPT_INFERENCE);
+    assert_false(checkpoint_load(other, another));
+    assert_message("a model of another shape");
+    gpt_free(another);
+    assert_int_equal(truncate(other, 5000), 0);
+    assert_false(checkpoint_load(other, model));
+    assert_message("has 5000 bytes, expected");
+    assert_int_equal(truncate(other, 1000), 0);
+    assert_false(checkpoint_load(other, model));
+    assert_message("fewer than the header");
+
+    /* A full disk leaves the file that was there. */
+    struct rlimit before, limit;
+    getrlimit(RLIMIT_FSIZE, &before);
+    limit = before, limit.rlim_cur = 3000;
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    bool saved = checkpoint_export(other, model, "fp32", NULL);
+    setrlimit(RLIMIT_FSIZE, &before);
+    signal(SIGXFSZ, SIG_DFL);
+    assert_false(saved);
+    assert_message("what was there is unchanged");
+    struct stat status;
+    assert_int_equal(stat(other, &status), 0);
+    assert_int_equal(status.st_size, 1000);
+    gpt_free(untouched);
     gpt_free(model);
 }
 
@@ -728,12 +1089,18 @@ static void killed_while_saving(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(round_trip, clean),
+        cmocka_unit_test_teardown(the_end_of_texts_is_named, clean),
         cmocka_unit_test_teardown(best_loss_may_be_infinite, clean),
         cmocka_unit_test_teardown(inference_has_no_optimizer, clean),
         cmocka_unit_test_teardown(configurations, clean),
         cmocka_unit_test_teardown(foreign_accepted, clean),
         cmocka_unit_test_teardown(foreign_refused, clean),
         cmocka_unit_test_teardown(not_a_checkpoint, clean),
+        cmocka_unit_test_teardown(untied_heads, clean),
+        cmocka_unit_test_teardown(shards_are_one_model, clean),
+        cmocka_unit_test_teardown(exports_hold_what_they_can, clean),
+        cmocka_unit_test_teardown(llmc_layout, clean),
+        cmocka_unit_test_teardown(llmc_refused, clean),
         cmocka_unit_test_teardown(damaged_training_state, clean),
         cmocka_unit_test_teardown(others_files_stay, clean),
         cmocka_unit_test_teardown(interrupted_renames, clean),

@@ -303,6 +303,43 @@ samples_depend_on_the_seed_alone() {
     refused 'there is no directory missing' "$train_gpt" sample --checkpoint=missing --device=cpu
 }
 
+# Several samples, of which the first is the one that comes alone; a stop text; lines one after the
+# other.
+prompts_are_continued() {
+    sample="sample --checkpoint=run/best --device=cpu --tokens=40"
+    run $sample --prompt=the && mv out alone
+    grep -q '^40 tokens in .* tokens/s$' err || echo "no speed on stderr"
+    run $sample --prompt=the --samples=3
+    expect 'the number of samples' "$(grep -c '^--- sample [123] of 3 ---$' out)" 3
+    tail -n +2 out | head -c "$(wc -c <alone)" >first && same first alone
+    printf the >prompt.txt
+    run $sample --prompt-file=prompt.txt && same out alone
+    letter=$(tail -c +12 alone | tr -dc a-z | head -c 1)
+    run $sample --prompt=the --stop="$letter"
+    expect 'what comes before the stop' "the$(tail -c +4 alone | cut -d"$letter" -f1 | head -n 1)" \
+        "$(head -n 1 out)"
+    printf 'the\nfox ~\nfox' | $limited "$train_gpt" $sample --interactive >out 2>err
+    expect 'the status of a conversation' $? 0
+    expect 'the first answer' "the$(head -c 40 out)" "$(head -c 43 alone)"
+    grep -q "character '~'" err || echo "a line that cannot be encoded is not reported"
+    expect 'the number of answers' "$(grep -c '^40 tokens' err)" 2
+    run $sample --top-p=0 --seed=3 && mv out narrow && run $sample --temperature=0 && same out narrow
+    refused 'interactive goes on with one text' "$train_gpt" $sample --interactive --samples=2
+    refused '1 to 1024' "$train_gpt" $sample --samples=1025
+    refused 'not both' "$train_gpt" $sample --prompt=a --prompt-file=prompt.txt
+    refused 'no_such_file' "$train_gpt" $sample --prompt-file=no_such_file
+}
+
+# An interrupt ends the text, which is whole up to there, and is the exit status.
+interrupt_ends_a_sample() {
+    $limited "$train_gpt" sample --checkpoint=run/best --device=cpu --tokens=100000000 >out 2>err &
+    await test -s out
+    kill -INT $!
+    wait $!
+    expect 'the status' $? 130
+    grep -q 'tokens/s' err || echo "the interrupted sample does not end as others do"
+}
+
 # The same model on the same tokens in other batches: only the order of sums differs, a few 1e-7,
 # and the six printed decimals of a loss near 3 round by 2e-7 of it.
 eval_gives_the_validation_loss() {
@@ -393,6 +430,8 @@ check patience_ends_the_run
 check checkpoint_starts_another_run
 check larger_vocabulary_is_refused
 check samples_depend_on_the_seed_alone
+check prompts_are_continued
+check interrupt_ends_a_sample
 check eval_gives_the_validation_loss
 check plan_prints_a_table
 check damaged_checkpoints_are_refused

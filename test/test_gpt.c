@@ -11,13 +11,12 @@
 
 #include "gpt/checkpoint.h"
 #include "gpt/evaluate.h"
-#include "gpt/sample.h"
 #include "gpt/schedule.h"
 #include "runtime/error.h"
 #include "test/compare.h"
 
 /* Sizes that share no factor, a head size that is no power of two. */
-static const GptConfig small = {2, 3, 21, 9, 11, 1e-5f, 0, 0, 0};
+static const GptConfig small = {2, 3, 21, 9, 11, 1e-5f, 0, 0, 0, false};
 enum { B = 2, T = 7, N = B * T };
 
 static const int32_t tokens[N] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7};
@@ -105,6 +104,28 @@ static void gradients_with_dropout(void **state) {
     config.attention_dropout = 0.3f;
     check_gradients(config, ATTENTION_FLASH_V1, RECOMPUTE_NONE);
     check_gradients(config, ATTENTION_NAIVE, RECOMPUTE_BLOCK);
+}
+
+/* The token embedding's gradient is then the lookup's alone, and the head's its own. */
+static void gradients_of_an_untied_head(void **state) {
+    (void)state;
+    GptConfig config = small;
+    config.untied_head = true;
+    assert_int_equal(gpt_parameters(&config), gpt_parameters(&small) + small.V * small.C);
+    check_gradients(config, ATTENTION_FLASH_V1, RECOMPUTE_NONE);
+
+    /* Training moves it, and resuming is left to the table that it is part of. */
+    Gpt *model = make(config, TYPE_F32, ATTENTION_AUTO, RECOMPUTE_NONE);
+    Gpt *untouched = make(config, TYPE_F32, ATTENTION_AUTO, RECOMPUTE_NONE);
+    const GptTensor *head = gpt_tensor(model, gpt_tensors(model) - 1);
+    float before[11 * 21], after[11 * 21];
+    assert_string_equal(head->name, "lm_head.weight");
+    step(model, 1);
+    gpt_read(untouched, GPT_PARAMETERS, head, before);
+    gpt_read(model, GPT_PARAMETERS, head, after);
+    assert_memory_not_equal(before, after, sizeof before);
+    gpt_free(model);
+    gpt_free(untouched);
 }
 
 static bool same_parameters(const Gpt *a, const Gpt *b) {
@@ -238,22 +259,6 @@ static void evaluation_covers_the_data(void **state) {
     gpt_free(model);
 }
 
-static void sampling_follows_its_seed(void **state) {
-    (void)state;
-    Gpt *model = make(small, TYPE_F32, ATTENTION_AUTO, RECOMPUTE_NONE);
-    int32_t text[2][30] = {{3}, {3}};
-    for (int run = 0; run < 2; run++)
-        for (size_t n = 1; n < 30; n++) {
-            Sampling sampling = {1.0f, 0, 42};
-            text[run][n] = gpt_sample(model, text[run], n, &sampling);
-            assert_in_range(text[run][n], 0, small.V - 1);
-        }
-    assert_memory_equal(text[0], text[1], sizeof text[0]);
-    Sampling greedy = {0, 0, 0}, top_1 = {1.0f, 1, 9};
-    assert_int_equal(gpt_sample(model, text[0], 8, &greedy), gpt_sample(model, text[0], 8, &top_1));
-    gpt_free(model);
-}
-
 static void schedules_begin_and_end_right(void **state) {
     (void)state;
     Schedule s = {SCHEDULE_COSINE, 1.0, 0.1, 10, 110};
@@ -286,7 +291,7 @@ static void bad_models_are_refused(void **state) {
     assert_null(gpt_create(&small, &options, device, NULL));
     if (!strstr(error_message(), "would fit")) fail_msg("%s", error_message());
     /* Sizes whose bytes would wrap. */
-    GptConfig huge = {4096, 8, 2048, (size_t)1 << 24, 256, 1e-5f, 0, 0, 0};
+    GptConfig huge = {4096, 8, 2048, (size_t)1 << 24, 256, 1e-5f, 0, 0, 0, false};
     options.T = huge.T, options.B = (size_t)1 << 14;
     GptPlan plan;
     assert_false(gpt_plan(&huge, &options, device, &plan));
@@ -304,7 +309,7 @@ static void bad_models_are_refused(void **state) {
 static void the_plan_is_kept(void **state) {
     (void)state;
     Device *fresh = device_open(DEVICE_CPU, 0);
-    GptConfig config = {2, 2, 64, 128, 300, 1e-5f, 0.1f, 0.1f, 0.1f};
+    GptConfig config = {2, 2, 64, 128, 300, 1e-5f, 0.1f, 0.1f, 0.1f, false};
     GptOptions options = {4, 128, TYPE_F32, GPT_TRAINING, ATTENTION_AUTO, RECOMPUTE_NONE, false};
     Gpt *model = gpt_create(&config, &options, fresh, NULL);
     assert_non_null(model);
@@ -322,12 +327,12 @@ int main(void) {
         cmocka_unit_test(the_plan_is_kept),
         cmocka_unit_test(gradients_are_those_of_the_loss),
         cmocka_unit_test(gradients_with_dropout),
+        cmocka_unit_test(gradients_of_an_untied_head),
         cmocka_unit_test(recomputation_changes_no_bit),
         cmocka_unit_test(accumulation_equals_a_larger_batch),
         cmocka_unit_test(resuming_changes_no_bit),
         cmocka_unit_test(a_bad_step_leaves_the_parameters),
         cmocka_unit_test(evaluation_covers_the_data),
-        cmocka_unit_test(sampling_follows_its_seed),
         cmocka_unit_test(schedules_begin_and_end_right),
         cmocka_unit_test(bad_models_are_refused),
     };

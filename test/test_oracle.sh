@@ -56,7 +56,7 @@ case $no_cuda in *'built without CUDA'*) ;; *) nvidia-smi -L 2>/dev/null | grep 
 # every CHECKER ORACLE
 every() {
     for family in naive flash_v1; do check agrees "$1" "$2" cpu fp32 $family; done
-    for kind in 'fp32 naive' 'fp32 flash_v1' 'bf16 naive' 'bf16 flash_v1' 'bf16 flash_mma'; do
+    for kind in 'fp32 naive' 'fp32 flash_v1' 'bf16 naive' 'bf16 flash_v1' 'bf16 flash_mma' 'bf16 flash_hopper'; do
         if [ "$no_cuda" ]; then
             skip "agrees_$1_$2_cuda_$(echo "$kind" | tr ' ' _)" "$no_cuda"
         else

@@ -259,7 +259,8 @@ static void hostile_headers(void **state) {
 
 static void hostile_lengths(void **state) {
     (void)state;
-    const uint64_t lengths[] = {9, 1000, 1u << 31, (uint64_t)1 << 63, UINT64_MAX, UINT64_MAX - 7};
+    const uint64_t lengths[] = {
+        9, 1000, 1u << 31, (uint64_t)1 << 60, (uint64_t)1 << 63, UINT64_MAX, UINT64_MAX - 7};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         write_raw(lengths[i], "{}", 6);
         assert_refused("header would take");
@@ -313,6 +314,53 @@ static double from_definition(unsigned code, int exponent_bits, int mantissa_bit
     if (e == top) return m ? NAN : sign * INFINITY;
     if (e == 0) return sign * ldexp(m, 1 - bias - mantissa_bits);
     return sign * ldexp(m + (1 << mantissa_bits), e - bias - mantissa_bits);
+}
+
+/* Writes floats as `dtype` and gives back the codes that the file holds. */
+static void store(const char *dtype, const float *values, size_t n, uint16_t *codes) {
+    SafetensorsWriter *writer = safetensors_writer(path);
+    safetensors_declare(writer, "x", dtype, 1, &n);
+    assert_true(safetensors_begin(writer) && safetensors_write_float(writer, dtype, values, n));
+    assert_true(safetensors_finish(writer));
+    size_t bytes;
+    char *text = file_read(path, 1 << 22, &bytes);
+    memcpy(codes, text + bytes - 2 * n, 2 * n);
+    free(text);
+}
+
+/* Between neighbours lies the half that is even; what is nearer to one becomes that one. Beyond the
+ * largest the neighbour is where the next binary exponent would begin, and its code infinity. */
+static void rounding(void **state) {
+    (void)state;
+    static const struct {
+        const char *dtype;
+        int exponent_bits, mantissa_bits;
+    } types[] = {{"F16", 5, 10}, {"BF16", 8, 7}};
+    static float values[4 * CODES];
+    static uint16_t codes[4 * CODES], expected[4 * CODES];
+    for (int type = 0; type < 2; type++) {
+        int bits = types[type].mantissa_bits, top = (1 << types[type].exponent_bits) - 1;
+        size_t n = 0;
+        for (unsigned code = 0; code < CODES; code++) {
+            if ((code & 0x7FFF) >= (unsigned)top << bits) continue;
+            double low = from_definition(code, types[type].exponent_bits, bits);
+            double high = from_definition(code + 1, types[type].exponent_bits, bits);
+            if (isinf(high)) high = copysign(ldexp(1, top / 2 + 1), high);
+            float middle = (float)(low / 2 + high / 2);
+            const float four[4] = {
+                (float)low, nextafterf(middle, (float)low), middle,
+                isinf((float)high) ? INFINITY * (float)high : nextafterf(middle, (float)high)};
+            const unsigned rounded[4] = {code, code, code + (code & 1), code + 1};
+            for (int i = 0; i < 4; i++, n++)
+                values[n] = four[i], expected[n] = (uint16_t)rounded[i];
+        }
+        values[n] = INFINITY, expected[n++] = (uint16_t)(top << bits);
+        store(types[type].dtype, values, n, codes);
+        assert_memory_equal(codes, expected, n * sizeof *codes);
+        values[0] = NAN;
+        store(types[type].dtype, values, 1, codes);
+        assert_true(isnan(from_definition(codes[0], types[type].exponent_bits, bits)));
+    }
 }
 
 static void half_precision(void **state) {
@@ -404,11 +452,11 @@ static void full_disk(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(round_trip),       cmocka_unit_test(truncation),
-        cmocka_unit_test(flipped_bits),     cmocka_unit_test(hostile_headers),
-        cmocka_unit_test(hostile_lengths),  cmocka_unit_test(half_precision),
-        cmocka_unit_test(double_precision), cmocka_unit_test(writer_misuse),
-        cmocka_unit_test(full_disk),
+        cmocka_unit_test(round_trip),      cmocka_unit_test(truncation),
+        cmocka_unit_test(flipped_bits),    cmocka_unit_test(hostile_headers),
+        cmocka_unit_test(hostile_lengths), cmocka_unit_test(half_precision),
+        cmocka_unit_test(rounding),        cmocka_unit_test(double_precision),
+        cmocka_unit_test(writer_misuse),   cmocka_unit_test(full_disk),
     };
     return cmocka_run_group_tests_name("safetensors", tests, make_directory, remove_directory);
 }

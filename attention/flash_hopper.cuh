@@ -1,0 +1,123 @@
+/* flash_hopper: what its forward and backward share. Tiles, roles and pipelines for Hopper (sm_90a),
+ * after FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608).
+ *
+ * A block has one producer warpgroup, of which one thread starts the bulk copies, and consumer
+ * warpgroups, which own 64 rows each of the block's tile and share the streamed tiles of the other
+ * side. Blocks stay for the whole launch, one on each multiprocessor: the producer takes the next
+ * item of work from a counter and hands its number to the consumers, so that the loads of an item
+ * run under the end of the one before.
+ *
+ * HS is padded to D = 64 or 128 by the copy engine, which reads zeros outside the tensors and drops
+ * what is stored there. */
+#ifndef ATTENTION_FLASH_HOPPER_CUH
+#define ATTENTION_FLASH_HOPPER_CUH
+
+#include "attention/flash_problem.cuh"
+#include "attention/hopper.cuh"
+
+/* A program's code for other GPUs has empty kernels, which flash_hopper_supported never lets run. */
+#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool HOPPER_KERNELS_EXIST = false;
+#else
+constexpr bool HOPPER_KERNELS_EXIST = true;
+#endif
+
+/* A ring of STAGES tiles between the producer and the consumers. `full` ends a phase when a tile's
+ * bytes have come, `empty` when the consumers no longer read it. Both sides count uses from 0. */
+template <int STAGES>
+struct Ring {
+    uint32_t barriers; /* shared address of 2·STAGES mbarriers */
+
+    static constexpr uint32_t BYTES = 16 * STAGES;
+    __device__ __forceinline__ Barrier full(unsigned use) const {
+        return {barriers + 8 * (use % STAGES)};
+    }
+    __device__ __forceinline__ Barrier empty(unsigned use) const {
+        return {barriers + 8 * (STAGES + use % STAGES)};
+    }
+    __device__ __forceinline__ void init(int full_count, int empty_count) const {
+        for (int i = 0; i < STAGES; i++) {
+            full(i).init(full_count);
+            empty(i).init(empty_count);
+        }
+    }
+    /* Producer: the place of this use is free. The first STAGES waits pass at once. */
+    __device__ __forceinline__ void wait_empty(unsigned use) const {
+        empty(use).wait(use / STAGES + 1);
+    }
+    /* Consumer: it is filled. */
+    __device__ __forceinline__ void wait_full(unsigned use) const {
+        full(use).wait(use / STAGES);
+    }
+    /* Consumer, after its last read of it: each warp arrives. */
+    __device__ __forceinline__ void release(unsigned use) const {
+        if (threadIdx.x % 32 == 0)
+            empty(use).arrive();
+    }
+};
+
+/* Items of work, from a counter in global memory that starts at 0; each block starts with the item
+ * of its own index. One thread publishes them, and each of the `takers` takes all. */
+struct Items {
+    Ring<2> ring;
+    uint32_t numbers; /* shared address of two */
+
+    static constexpr uint32_t BYTES = Ring<2>::BYTES + 8;
+
+    __device__ __forceinline__ void init(int takers) const { ring.init(1, takers); }
+    __device__ __forceinline__ void publish(unsigned use, unsigned item) const {
+        ring.wait_empty(use);
+        store_shared_4(numbers + 4 * (use % 2), item);
+        ring.full(use).arrive();
+    }
+    __device__ __forceinline__ unsigned take(unsigned use) const {
+        unsigned item;
+        ring.wait_full(use);
+        asm volatile("ld.shared.b32 %0, [%1];\n"
+                     : "=r"(item)
+                     : "r"(numbers + 4 * (use % 2))
+                     : "memory");
+        ring.empty(use).arrive();
+        return item;
+    }
+};
+
+/* Rows row … row+ROWS-1 of a head into a tile, one box for each block of columns; its bytes are
+ * counted whole. The map's box is {64, ROWS, 1, 1}. */
+template <class Tile>
+__device__ __forceinline__ void copy_tile(Tile tile, const CUtensorMap *map, Barrier barrier,
+                                          int row, int head, int batch) {
+#pragma unroll
+    for (int c = 0; c < Tile::COLUMNS / 64; c++)
+        copy_box(tile.base + c * Tile::BLOCK_BYTES, map, barrier, 64 * c, row, head, batch);
+}
+
+template <class Tile>
+__device__ __forceinline__ void store_tile(Tile tile, const CUtensorMap *map, int row, int head,
+                                           int batch) {
+#pragma unroll
+    for (int c = 0; c < Tile::COLUMNS / 64; c++)
+        store_box(map, tile.base + c * Tile::BLOCK_BYTES, 64 * c, row, head, batch);
+    store_commit();
+}
+
+/* The map of a (B,T,heads,HS) view whose rows are aligned to 16 bytes, for boxes of `rows` rows and 64
+ * columns. */
+CUtensorMap flash_hopper_map(AttentionView view, size_t B, size_t T, size_t heads, size_t HS,
+                             unsigned rows);
+
+/* Launches so many blocks of a persistent kernel as there is work for, at most one on each
+ * multiprocessor. */
+template <class Tiles, class Call>
+inline void launch_persistent(void (*kernel)(const Call), const Call &call, cudaStream_t stream) {
+    int device, multiprocessors;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    (int)Tiles::SHARED_BYTES));
+    const unsigned blocks = min(call.items, (unsigned)multiprocessors);
+    kernel<<<blocks, Tiles::THREADS, Tiles::SHARED_BYTES, stream>>>(call);
+    CUDA_CHECK(cudaGetLastError());
+}
+
+#endif

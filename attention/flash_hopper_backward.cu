@@ -1,0 +1,487 @@
+/* flash_hopper, backward: the gradients of flash_mma_backward.cu from 5 matrix products, scheduled
+ * after FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608).
+ *
+ * A block owns 128 keys, a consumer warpgroup 64 of them, and streams the queries. As there, the
+ * products are transposed, Sᵀ = K Qᵀ and dPᵀ = V dOᵀ, so that P and dS are A operands from registers
+ * of dV += Pᵀ dO and dK += dSᵀ Q. dS also goes to shared memory, where both warpgroups read all of
+ * it for their halves of dQ = dS K, which is added to a float sum in global memory.
+ *
+ * The tensor cores always have a product to run: dP under the exponentials, dV under dS, and dQ,
+ * the next tile's S and dK under the additions to memory. */
+#include "attention/flash_hopper.cuh"
+
+namespace {
+
+/* QUERIES: in a stage. Two accumulators of scores, two of gradients and dQ's fill the registers. */
+template <int D> struct BackwardShape;
+template <> struct BackwardShape<64> { static constexpr int QUERIES = 128; };
+template <> struct BackwardShape<128> { static constexpr int QUERIES = 64; };
+
+constexpr int CHUNK = 64 * 64; /* floats of dQ that a warpgroup computes at a time */
+
+template <int D>
+struct BackwardTiles {
+    static constexpr int QUERIES = BackwardShape<D>::QUERIES, STAGES = 2, CONSUMERS = 2;
+    static constexpr int KEYS = 64 * CONSUMERS, THREADS = WARPGROUP * (CONSUMERS + 1);
+    using Keys = Blocks<KEYS, D>;
+    using Queries = Blocks<QUERIES, D>;
+    using Scores = Blocks<KEYS, QUERIES>;
+    using OwnKeys = Blocks<64, D>;
+    /* Of a consumer: a chunk of dQ, or its dK and dV. */
+    static constexpr uint32_t RESULT_BYTES = 2 * OwnKeys::BYTES;
+    static_assert(RESULT_BYTES >= CHUNK * sizeof(float), "either fits");
+    static_assert(QUERIES * D == CONSUMERS * CHUNK, "each computes one chunk of dQ");
+    static_assert(ROW_PADDING % QUERIES == 0, "statistics are read by whole tiles");
+    /* Places in shared memory. */
+    static constexpr uint32_t ROW_BYTES = QUERIES * sizeof(float);
+    static constexpr uint32_t K = 0, V = K + Keys::BYTES;
+    static constexpr uint32_t Q = V + Keys::BYTES, DOUT = Q + STAGES * Queries::BYTES;
+    static constexpr uint32_t DS = DOUT + STAGES * Queries::BYTES;
+    static constexpr uint32_t RESULTS = DS + 2 * Scores::BYTES;
+    static constexpr uint32_t LSE2 = RESULTS + CONSUMERS * RESULT_BYTES;
+    static constexpr uint32_t DELTA = LSE2 + STAGES * ROW_BYTES;
+    static constexpr uint32_t KV_RING = DELTA + STAGES * ROW_BYTES;
+    static constexpr uint32_t Q_RING = KV_RING + Ring<1>::BYTES;
+    static constexpr uint32_t DOUT_RING = Q_RING + Ring<STAGES>::BYTES;
+    static constexpr uint32_t RESULT_RINGS = DOUT_RING + Ring<STAGES>::BYTES;
+    static constexpr uint32_t ITEMS = RESULT_RINGS + CONSUMERS * Ring<1>::BYTES;
+    static constexpr size_t SHARED_BYTES = ITEMS + Items::BYTES;
+    static_assert(SHARED_BYTES <= 227 << 10, "of a block on sm_90");
+};
+
+struct BackwardCall {
+    CUtensorMap q, k, v, dout, dk, dv;
+    FlashProblem p;
+    float *dq_sum; /* (B·NH·rows/QUERIES,CONSUMERS) chunks, each in the order of the accumulators */
+    unsigned *turns; /* of each chunk, how many have been added; NULL if the order is free */
+    unsigned *next;  /* item */
+    unsigned tiles, items, section;
+    int group; /* query heads that share a key/value head */
+};
+
+/* Additions to a chunk of dQ in order of the turns, which makes the sum the same each time. */
+__device__ __forceinline__ void wait_for_turn(const unsigned *turns, unsigned turn) {
+    unsigned now;
+    do
+        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n" : "=r"(now) : "l"(turns) : "memory");
+    while (now != turn);
+    fence_async_all();
+}
+__device__ __forceinline__ void end_turn(unsigned *turns) {
+    store_wait();
+    fence_async_all();
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;\n" ::"l"(turns) : "memory");
+}
+
+template <int D, bool DROPOUT>
+__global__ void __launch_bounds__(BackwardTiles<D>::THREADS, 1)
+    backward_kernel(const __grid_constant__ BackwardCall call) {
+    if (!HOPPER_KERNELS_EXIST)
+        return;
+    using Tiles = BackwardTiles<D>;
+    using Keys = typename Tiles::Keys;
+    using Queries = typename Tiles::Queries;
+    using Scores = typename Tiles::Scores;
+    using OwnKeys = typename Tiles::OwnKeys;
+    constexpr int KEYS = Tiles::KEYS, QUERIES = Tiles::QUERIES, STAGES = Tiles::STAGES;
+    constexpr int CONSUMERS = Tiles::CONSUMERS;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const uint32_t base = shared_address(shared);
+    const Ring<1> kv_ring = {base + Tiles::KV_RING};
+    const Ring<STAGES> q_ring = {base + Tiles::Q_RING}, dout_ring = {base + Tiles::DOUT_RING};
+    const auto result_ring = [=](int w) {
+        return Ring<1>{base + Tiles::RESULT_RINGS + w * Ring<1>::BYTES};
+    };
+    const Items items = {{base + Tiles::ITEMS}, base + Tiles::ITEMS + Ring<2>::BYTES};
+    const FlashProblem &p = call.p;
+
+    if (threadIdx.x == 0) {
+        kv_ring.init(1, 4 * CONSUMERS);
+        q_ring.init(1, 4 * CONSUMERS);
+        dout_ring.init(1, 4 * CONSUMERS);
+        for (int w = 0; w < CONSUMERS; w++)
+            result_ring(w).init(4, 1);
+        items.init(WARPGROUP * CONSUMERS + 1 + CONSUMERS);
+        fence_barrier_init();
+    }
+    __syncthreads();
+
+    /* Of an item: its keys, and the tiles of queries that see any of them. The heaviest come first,
+     * but where additions are in order, the last keys: an item waits only for ones before it. */
+    struct Work {
+        int b, kv, j0, first, end;
+    };
+    const auto work_of = [&](unsigned item) {
+        const Place place = find_place(item, call.tiles, p.B, p.NKV, call.section);
+        const int j0 = (call.turns ? (int)call.tiles - 1 - place.tile : place.tile) * KEYS;
+        const int first = max(0, j0 - p.mask.diagonal) / QUERIES * QUERIES;
+        return Work{place.b, place.h, j0, first, max(first, p.TQ)};
+    };
+    const auto head_row = [&](const Work &work, int h) {
+        return ((size_t)work.b * p.NH + h) * p.rows;
+    };
+    /* Calls visit(h, i0) for each of those tiles, head by head of the group. */
+    const auto for_queries = [&](const Work &work, auto visit) {
+#pragma unroll 1
+        for (int h = work.kv * call.group; h < (work.kv + 1) * call.group; h++)
+#pragma unroll 1
+            for (int i0 = work.first; i0 < work.end; i0 += QUERIES)
+                visit(h, i0);
+    };
+
+    if (threadIdx.x < WARPGROUP) {
+        release_registers<24>();
+        if (threadIdx.x % 32 != 0)
+            return;
+        if (threadIdx.x == 0) {
+            /* The items, and all that S is made of. */
+            prefetch_map(&call.q);
+            prefetch_map(&call.k);
+            prefetch_map(&call.v);
+            unsigned loaded = 0, item = blockIdx.x;
+            for (unsigned use = 0;; use++) {
+                items.publish(use, item);
+                if (item >= call.items)
+                    break;
+                const Work work = work_of(item);
+                const Barrier kv_full = kv_ring.full(use);
+                kv_ring.wait_empty(use);
+                kv_full.arrive_expecting(2 * Keys::BYTES);
+                copy_tile(Keys{base + Tiles::K}, &call.k, kv_full, work.j0, work.kv, work.b);
+                copy_tile(Keys{base + Tiles::V}, &call.v, kv_full, work.j0, work.kv, work.b);
+                for_queries(work, [&](int h, int i0) {
+                    const unsigned stage = loaded % STAGES;
+                    const Barrier full = q_ring.full(loaded);
+                    q_ring.wait_empty(loaded++);
+                    full.arrive_expecting(Queries::BYTES + Tiles::ROW_BYTES);
+                    copy_tile(Queries{base + Tiles::Q + stage * Queries::BYTES}, &call.q, full, i0,
+                              h, work.b);
+                    copy_bytes(base + Tiles::LSE2 + stage * Tiles::ROW_BYTES,
+                               p.lse2 + head_row(work, h) + i0, Tiles::ROW_BYTES, full);
+                });
+                item = gridDim.x + atomicAdd(call.next, 1);
+            }
+        } else if (threadIdx.x == 32) {
+            /* dO and D. */
+            prefetch_map(&call.dout);
+            unsigned loaded = 0, item;
+            for (unsigned use = 0; (item = items.take(use)) < call.items; use++) {
+                const Work work = work_of(item);
+                for_queries(work, [&](int h, int i0) {
+                    const unsigned stage = loaded % STAGES;
+                    const Barrier full = dout_ring.full(loaded);
+                    dout_ring.wait_empty(loaded++);
+                    full.arrive_expecting(Queries::BYTES + Tiles::ROW_BYTES);
+                    copy_tile(Queries{base + Tiles::DOUT + stage * Queries::BYTES}, &call.dout,
+                              full, i0, h, work.b);
+                    copy_bytes(base + Tiles::DELTA + stage * Tiles::ROW_BYTES,
+                               p.delta + head_row(work, h) + i0, Tiles::ROW_BYTES, full);
+                });
+            }
+        } else {
+            /* The results of consumer w. */
+            const int w = threadIdx.x / 32 - 2;
+            const uint32_t source = base + Tiles::RESULTS + w * Tiles::RESULT_BYTES;
+            unsigned stored = 0, item;
+            for (unsigned use = 0; (item = items.take(use)) < call.items; use++) {
+                const Work work = work_of(item);
+                for_queries(work, [&](int h, int i0) {
+                    const size_t chunk =
+                        (head_row(work, h) + i0) / QUERIES * CONSUMERS + w;
+                    const unsigned turn =
+                        (keys_seen(p, i0 + QUERIES) - 1) / KEYS - work.j0 / KEYS;
+                    result_ring(w).wait_full(stored);
+                    if (call.turns)
+                        wait_for_turn(call.turns + chunk, turn);
+                    add_bytes(call.dq_sum + chunk * CHUNK, source, CHUNK * sizeof(float));
+                    store_commit();
+                    store_wait_read();
+                    result_ring(w).empty(stored++).arrive();
+                    if (call.turns)
+                        end_turn(call.turns + chunk);
+                });
+                const int row = work.j0 + 64 * w;
+                result_ring(w).wait_full(stored);
+                store_tile(OwnKeys{source}, &call.dk, row, work.kv, work.b);
+                store_tile(OwnKeys{source + OwnKeys::BYTES}, &call.dv, row, work.kv, work.b);
+                store_wait_read();
+                result_ring(w).empty(stored++).arrive();
+            }
+        }
+    } else {
+        acquire_registers<240>();
+        const int w = uniform(threadIdx.x / WARPGROUP) - 1, lane = threadIdx.x % 32;
+        const int thread = threadIdx.x % WARPGROUP, warp_row = 64 * w + thread / 32 * 16;
+        const int all_consumers = 1;
+        const Keys k_tile = {base + Tiles::K}, v_tile = {base + Tiles::V};
+        const Ring<1> results = result_ring(w);
+        const uint32_t result = base + Tiles::RESULTS + w * Tiles::RESULT_BYTES;
+        unsigned used = 0, stored = 0;
+        const auto hand_over = [&] {
+            fence_async();
+            __syncwarp();
+            if (lane == 0)
+                results.full(stored).arrive();
+            stored++;
+        };
+        const auto q_tile = [&](unsigned use) {
+            return Queries{base + Tiles::Q + use % STAGES * Queries::BYTES};
+        };
+        const auto dout_tile = [&](unsigned use) {
+            return Queries{base + Tiles::DOUT + use % STAGES * Queries::BYTES};
+        };
+
+        unsigned item;
+        for (unsigned use = 0; (item = uniform(items.take(use))) < call.items; use++) {
+            const Work work = work_of(item);
+            const int j0 = work.j0;
+            const int steps = (work.end - work.first + QUERIES - 1) / QUERIES * call.group;
+
+            float dk[1][D / 8][4], dv[1][D / 8][4];
+            clear(dk);
+            clear(dv);
+            kv_ring.wait_full(use);
+            float scores[1][QUERIES / 8][4];
+            if (steps > 0) {
+                q_ring.wait_full(used);
+                wgmma_fence();
+                start_product<D, K_ALONG_COLUMNS, K_ALONG_COLUMNS>(scores, k_tile, 64 * w, 0,
+                                                                   q_tile(used), 0, 0, false);
+                wgmma_commit();
+                wgmma_wait<0>();
+                pin(scores);
+            }
+            int h = work.kv * call.group, i0 = work.first;
+#pragma unroll 1
+            for (int t = 1; t <= steps; t++) {
+                const int bh = work.b * p.NH + h;
+                float dp[1][QUERIES / 8][4];
+                const uint32_t statistics =
+                    base + Tiles::LSE2 + used % STAGES * Tiles::ROW_BYTES + 8 * (lane % 4);
+                float2 lse2[QUERIES / 8];
+#pragma unroll
+                for (int n = 0; n < QUERIES / 8; n++)
+                    lse2[n] = load_shared_float2(statistics + 32 * n);
+                dout_ring.wait_full(used);
+                wgmma_fence();
+                start_product<D, K_ALONG_COLUMNS, K_ALONG_COLUMNS>(dp, v_tile, 64 * w, 0,
+                                                                   dout_tile(used), 0, 0, false);
+                wgmma_commit();
+                if (t > 1)
+                    hand_over();
+
+                if (p.mask.cuts(i0, j0 + warp_row, 16))
+                    p.mask.apply_transposed(scores, j0 + warp_row, i0);
+#pragma unroll
+                for (int n = 0; n < QUERIES / 8; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        scores[0][n][e] = exp2_approx(fmaf(scores[0][n][e], p.scale_log2,
+                                                           -(e % 2 ? lse2[n].y : lse2[n].x)));
+                Fragments<1, QUERIES / 16> fragments;
+                if constexpr (DROPOUT) {
+                    float kept[1][QUERIES / 8][4];
+                    copy(kept, scores);
+                    p.dropout.visit_transposed<1, QUERIES / 8>(
+                        bh, j0 + warp_row, i0, [&](int m, int n, int e) { kept[m][n][e] = 0.0f; });
+                    fragments = pack_fragments(kept);
+                } else {
+                    fragments = pack_fragments(scores);
+                }
+                wgmma_fence();
+                start_product<K_ALONG_ROWS>(dv, fragments, dout_tile(used), 0, 0, true);
+                wgmma_commit();
+
+                wgmma_wait<1>();
+                pin(dp);
+                if constexpr (DROPOUT)
+                    p.dropout.visit_transposed<1, QUERIES / 8>(
+                        bh, j0 + warp_row, i0, [&](int m, int n, int e) { dp[m][n][e] = 0.0f; });
+#pragma unroll
+                for (int n = 0; n < QUERIES / 8; n++) {
+                    const float2 delta =
+                        load_shared_float2(statistics + (Tiles::DELTA - Tiles::LSE2) + 32 * n);
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const float d = e % 2 ? delta.y : delta.x;
+                        scores[0][n][e] *= DROPOUT ? fmaf(dp[0][n][e], p.dropout.scale, -d)
+                                                   : dp[0][n][e] - d;
+                    }
+                }
+                const auto ds = pack_fragments(scores);
+                const Scores ds_tile = {base + Tiles::DS + used % 2 * Scores::BYTES};
+                store_matrices(ds_tile, 64 * w, ds);
+                wgmma_fence();
+                start_product<K_ALONG_ROWS>(dk, ds, q_tile(used), 0, 0, true);
+                wgmma_commit();
+                fence_async();
+                wgmma_wait<1>();
+                pin(dv);
+                dout_ring.release(used);
+                barrier_sync(all_consumers, CONSUMERS * WARPGROUP);
+
+                float dq[1][8][4];
+                wgmma_fence();
+                if (D == 64)
+                    start_product<KEYS, K_ALONG_ROWS, K_ALONG_ROWS>(dq, ds_tile, 0, 64 * w, k_tile,
+                                                                    0, 0, false);
+                else
+                    start_product<KEYS, K_ALONG_ROWS, K_ALONG_ROWS>(dq, ds_tile, 0, 0, k_tile, 0,
+                                                                    64 * w, false);
+                wgmma_commit();
+                /* After the last tile its scores once more, unused: a branch would make the compiler
+                 * wait for each product. */
+                const unsigned next = t < steps ? used + 1 : used;
+                q_ring.wait_full(next);
+                start_product<D, K_ALONG_COLUMNS, K_ALONG_COLUMNS>(scores, k_tile, 64 * w, 0,
+                                                                   q_tile(next), 0, 0, false);
+                wgmma_commit();
+                wgmma_wait<1>();
+                pin(dk);
+                pin(dq);
+                results.wait_empty(stored);
+#pragma unroll
+                for (int n = 0; n < 8; n++)
+                    store_shared_16(result + (n * WARPGROUP + thread) * 16,
+                                    make_uint4(__float_as_uint(dq[0][n][0]),
+                                               __float_as_uint(dq[0][n][1]),
+                                               __float_as_uint(dq[0][n][2]),
+                                               __float_as_uint(dq[0][n][3])));
+                wgmma_wait<0>();
+                pin(scores);
+                q_ring.release(used++);
+                i0 += QUERIES;
+                if (i0 >= p.TQ)
+                    i0 = work.first, h++;
+            }
+            if (steps > 0)
+                hand_over();
+            kv_ring.release(use);
+
+            const float dv_scale = DROPOUT ? p.dropout.scale : 1.0f;
+#pragma unroll
+            for (int n = 0; n < D / 8; n++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    dk[0][n][e] *= p.scale;
+                    dv[0][n][e] *= dv_scale;
+                }
+            results.wait_empty(stored);
+            store_matrices(OwnKeys{result}, 0, pack_fragments(dk));
+            store_matrices(OwnKeys{result + OwnKeys::BYTES}, 0, pack_fragments(dv));
+            hand_over();
+        }
+    }
+}
+
+/* dQ = scale · its sum, one chunk a block: out of the order of the accumulators. */
+template <int D>
+__global__ void __launch_bounds__(WARPGROUP)
+    query_gradient_kernel(const FlashProblem p, const float *dq_sum) {
+    if (!HOPPER_KERNELS_EXIST)
+        return;
+    constexpr int QUERIES = BackwardShape<D>::QUERIES, CHUNKS = QUERIES * D / CHUNK;
+    __shared__ __align__(1024) unsigned char shared[2 * CHUNK];
+    const Blocks<64, 64> tile = {shared_address(shared)};
+    const size_t index = blockIdx.x / CHUNKS;
+    const int part = blockIdx.x % CHUNKS, tiles = p.rows / QUERIES;
+    const int i0 = (int)(index % tiles) * QUERIES + (D == 64 ? 64 * part : 0);
+    const int column0 = D == 64 ? 0 : 64 * part;
+    const int bh = (int)(index / tiles), thread = threadIdx.x;
+    if (i0 >= p.TQ)
+        return;
+    const float4 *sum = (const float4 *)(dq_sum + (size_t)blockIdx.x * CHUNK);
+    float dq[1][8][4];
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        const float4 x = sum[n * WARPGROUP + thread];
+        dq[0][n][0] = x.x * p.scale, dq[0][n][1] = x.y * p.scale;
+        dq[0][n][2] = x.z * p.scale, dq[0][n][3] = x.w * p.scale;
+    }
+    store_matrices(tile, 0, pack_fragments(dq));
+    __syncthreads();
+    bf16 *target = head_rows(p.dq, bh / p.NH, bh % p.NH);
+#pragma unroll
+    for (int i = thread; i < 64 * 8; i += WARPGROUP) {
+        const int row = i / 8, c = i % 8;
+        if (i0 + row < p.TQ && column0 + 8 * c < p.HS)
+            *(uint4 *)(target + (size_t)(i0 + row) * p.dq.token + column0 + 8 * c) =
+                load_shared_16(tile.chunk(row, c));
+    }
+}
+
+/* Places in the workspace, in elements of 4 bytes: lse2, delta, dq_sum, and then what starts at 0
+ * beside it, the counter and the turns. */
+struct Workspace {
+    size_t rows, dq_sum, turns;
+
+    explicit Workspace(const Attention *problem) {
+        const size_t D = problem->HS <= 64 ? 64 : 128;
+        rows = problem->B * problem->NH * divide_up(problem->TQ, ROW_PADDING) * ROW_PADDING;
+        dq_sum = rows * D;
+        turns = problem->deterministic ? dq_sum / CHUNK : 0;
+    }
+    size_t bytes() const { return (2 * rows + dq_sum + 1 + turns) * 4; }
+};
+
+struct RunBackward {
+    const Attention *problem;
+    const AttentionTensors *tensors;
+    const AttentionGradients *gradients;
+    void *workspace;
+    cudaStream_t stream;
+
+    template <int D>
+    void with() const {
+        using Tiles = BackwardTiles<D>;
+        const Workspace sizes(problem);
+        BackwardCall call = {};
+        FlashProblem &p = call.p;
+        p = describe(problem, tensors, gradients);
+        p.lse2 = (float *)workspace;
+        p.delta = p.lse2 + sizes.rows;
+        call.dq_sum = p.delta + sizes.rows;
+        call.next = (unsigned *)(call.dq_sum + sizes.dq_sum);
+        call.turns = sizes.turns ? call.next + 1 : NULL;
+        const size_t B = p.B, NH = p.NH, NKV = p.NKV, TQ = p.TQ, TK = p.mask.TK, HS = p.HS;
+        call.q = flash_hopper_map(p.q, B, TQ, NH, HS, Tiles::QUERIES);
+        call.dout = flash_hopper_map(p.dout, B, TQ, NH, HS, Tiles::QUERIES);
+        call.k = flash_hopper_map(p.k, B, TK, NKV, HS, Tiles::KEYS);
+        call.v = flash_hopper_map(p.v, B, TK, NKV, HS, Tiles::KEYS);
+        call.dk = flash_hopper_map(p.dk, B, TK, NKV, HS, 64);
+        call.dv = flash_hopper_map(p.dv, B, TK, NKV, HS, 64);
+        call.group = p.NH / p.NKV;
+        call.tiles = (unsigned)divide_up(TK, Tiles::KEYS);
+        call.items = call.tiles * p.B * p.NKV;
+        call.section = heads_per_section(&p, TQ * (NH / NKV), p.NKV);
+
+        CUDA_CHECK(cudaMemsetAsync(call.next, 0, (1 + sizes.turns) * sizeof *call.next, stream));
+        flash_statistics(p, call.dq_sum, D, stream);
+        launch_persistent<Tiles>(
+            p.dropout.threshold > 0 ? backward_kernel<D, true> : backward_kernel<D, false>, call,
+            stream);
+        query_gradient_kernel<D><<<(unsigned)(sizes.dq_sum / CHUNK), WARPGROUP, 0, stream>>>(
+            p, call.dq_sum);
+        CUDA_CHECK(cudaGetLastError());
+    }
+};
+
+} // namespace
+
+extern "C" size_t flash_hopper_backward_workspace(const Attention *problem) {
+    const size_t other = flash_mma_backward_workspace(problem);
+    const size_t own = Workspace(problem).bytes();
+    return own > other ? own : other;
+}
+
+extern "C" void flash_hopper_backward(const Attention *problem, const AttentionTensors *tensors,
+                                      const AttentionGradients *gradients, void *workspace,
+                                      void *stream) {
+    if (!describe(problem, tensors, gradients).aligned) /* out of the copy engine's reach */
+        return flash_mma_backward(problem, tensors, gradients, workspace, stream);
+    const RunBackward run = {problem, tensors, gradients, workspace, (cudaStream_t)stream};
+    if (problem->HS > 64)
+        run.with<128>();
+    else
+        run.with<64>();
+}

@@ -1,0 +1,104 @@
+/* Rung 9: ping-pong, the two consumers taking turns (Shah et al. 2024, section 3.1).
+ *
+ * The change: two named barriers. A consumer starts its products of a tile only in its turn, and
+ * passes the turn on as soon as they are started, before its softmax. So while one computes
+ * exponentials, the tensor cores have the other's products, and the two do not fall back into step.
+ *
+ * bar.arrive counts and does not wait, bar.sync does: a turn is one arrival by the 128 threads that
+ * pass it on and one wait by the 128 that take it.
+ *
+ * What limits it: a block that starts and ends alone, without products while its first tiles load
+ * and its output is stored; and under a causal mask the blocks' unequal lengths.
+ *
+ * Measured: not yet. */
+#include "dev/attention/hopper_rungs.cuh"
+
+namespace {
+
+enum { BLOCK = (1 + CONSUMERS) * WARPGROUP };
+
+template <int HS>
+__global__ void __launch_bounds__(BLOCK, 1)
+    forward_kernel(const __grid_constant__ ForwardCall call) {
+#ifndef FLASH_HOPPER_EMPTY
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const ForwardPlaces<HS> at = {shared_address(memory)};
+    const auto q_ring = at.q_ring();
+    const auto k_ring = at.k_ring(), v_ring = at.v_ring();
+    const Problem &p = call.p;
+    const int i0 = (gridDim.x - 1 - blockIdx.x) * QUERIES; /* longest first */
+    const int b = blockIdx.y / p.NH, h = blockIdx.y % p.NH;
+    const int tiles = count_tiles(p.causal ? min(p.T, i0 + QUERIES) : p.T, KEYS);
+    if (threadIdx.x == 0)
+        at.init();
+    __syncthreads();
+
+    if (threadIdx.x < WARPGROUP) { /* the producer */
+        release_registers<24>();
+        if (threadIdx.x > 0)
+            return;
+        load(at.q_tile(), call.q, q_ring.full(0), i0, h, b);
+        for (int j = 0; j < tiles; j++) {
+            k_ring.wait_empty(j);
+            load(at.k_tile(j), call.k, k_ring.full(j), j * KEYS, h, b);
+            v_ring.wait_empty(j);
+            load(at.v_tile(j), call.v, v_ring.full(j), j * KEYS, h, b);
+        }
+    } else {
+        acquire_registers<240>();
+        const int row0 = threadIdx.x - WARPGROUP; /* 16 rows for each warp of 32 */
+        const int group = uniform(row0 / WARPGROUP), warp_i0 = i0 + row0 / 32 * 16;
+        const Mask mask = mask_of(p);
+        OnlineSoftmax<1> softmax;
+        float out[1][HS / 8][4], scores[1][KEYS / 8][4], correction[1][2];
+        Fragments<1, KEYS / 16> probabilities;
+        clear(out);
+        const int my_turn = 1 + group, next_turn = 2 - group; /* names; 0 is __syncthreads' */
+        const auto take_scores = [&](int j) {
+            pin(scores);
+            k_ring.release(j);
+            if (mask.cuts(warp_i0, j * KEYS, KEYS))
+                mask.apply(scores, warp_i0, j * KEYS);
+            softmax_step(softmax, scores, correction, p.scale_log2);
+        };
+
+        if (group == 1) /* the first turn is group 0's */
+            barrier_arrive(next_turn, 2 * WARPGROUP);
+        q_ring.wait_full(0);
+        start_scores(scores, at, group, 0);
+        wgmma_wait<0>();
+        take_scores(0);
+        probabilities = pack_fragments(scores);
+        for (int j = 1; j < tiles; j++) {
+            barrier_sync(my_turn, 2 * WARPGROUP);
+            start_scores(scores, at, group, j);
+            start_output(out, probabilities, at, j - 1);
+            barrier_arrive(next_turn, 2 * WARPGROUP);
+            wgmma_wait<1>(); /* for the scores */
+            take_scores(j);
+            finish_before_wait(softmax.sum[0][0] + softmax.sum[0][1], at.base);
+            wgmma_wait<0>();
+            pin(out);
+            v_ring.release(j - 1);
+            softmax.correct(out, correction);
+            probabilities = pack_fragments(scores);
+        }
+        if (group == 0) /* the turn that is left over */
+            barrier_sync(my_turn, 2 * WARPGROUP);
+        start_output(out, probabilities, at, tiles - 1);
+        wgmma_wait<0>();
+        pin(out);
+        store_output(out, softmax, p, blockIdx.y, warp_i0);
+    }
+#endif
+}
+
+template <int HS>
+void launch(const Problem &p, cudaStream_t stream) {
+    launch_kernel(forward_kernel<HS>, dim3(count_tiles(p.T, QUERIES), p.B * p.NH), BLOCK,
+                  ForwardPlaces<HS>::BYTES, stream, forward_call(p));
+}
+
+} // namespace
+
+const Rung forward_09 = {"09_ping_pong", NEEDS_WGMMA, NULL, NULL, BY_HEAD_SIZE(launch)};
