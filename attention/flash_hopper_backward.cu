@@ -143,6 +143,9 @@ __global__ void __launch_bounds__(BackwardTiles<D>::THREADS, 1)
                 items.publish(use, item);
                 if (item >= call.items)
                     break;
+                /* Long on its way. An item taken ahead of its time would hold up those that wait for
+                 * its additions. */
+                int ticket = call.turns ? 0 : atomicAdd(call.next, 1);
                 const Work work = work_of(item);
                 const Barrier kv_full = kv_ring.full(use);
                 kv_ring.wait_empty(use);
@@ -159,7 +162,9 @@ __global__ void __launch_bounds__(BackwardTiles<D>::THREADS, 1)
                     copy_bytes(base + Tiles::LSE2 + stage * Tiles::ROW_BYTES,
                                p.lse2 + head_row(work, h) + i0, Tiles::ROW_BYTES, full);
                 });
-                item = gridDim.x + atomicAdd(call.next, 1);
+                if (call.turns)
+                    ticket = atomicAdd(call.next, 1);
+                item = gridDim.x + opaque(ticket);
             }
         } else if (threadIdx.x == 32) {
             /* dO and D. */

@@ -64,8 +64,11 @@ __device__ __forceinline__ Place find_place(unsigned item, unsigned tiles, unsig
 
 inline size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
 
-/* Heads in a section, when each streams two tensors of T rows. */
+/* Heads in a section, when each streams two tensors of T rows. Under a full mask all tiles are
+ * equal: head by head then, so that tiles that run together read the same rows. */
 inline unsigned heads_per_section(const FlashProblem *p, size_t T, int heads) {
+    if (p->mask.diagonal == MAX_LENGTH)
+        return 1;
     const size_t fit = SECTION_BYTES / (4 * T * p->HS), all = (size_t)p->B * heads;
     return (unsigned)(fit < 1 ? 1 : fit < all ? fit : all);
 }

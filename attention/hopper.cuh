@@ -148,6 +148,18 @@ __device__ __forceinline__ void start_product(float (&d)[1][N][4], const Fragmen
         wgmma<B_MAJOR>(d, a.x[k][0], b0 + B::advance(B_MAJOR, 16 * k), sum || k > 0);
 }
 
+/* Rows row0 … row0+63 of a tile as the A operand, of all its columns. */
+template <class Tile>
+__device__ __forceinline__ Fragments<1, Tile::COLUMNS / 16> load_operand(Tile tile, int row0) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+    const int row = row0 + 16 * warp + lane % 16;
+    Fragments<1, Tile::COLUMNS / 16> a;
+#pragma unroll
+    for (int k = 0; k < Tile::COLUMNS / 16; k++)
+        load_matrices(a.x[k][0], tile.chunk(row, 2 * k + lane / 16));
+    return a;
+}
+
 /* A packed accumulator into rows row0 … row0+63 of a tile, from its first column on. */
 template <int STEPS, class Tile>
 __device__ __forceinline__ void store_matrices(Tile tile, int row0, const Fragments<1, STEPS> &a) {

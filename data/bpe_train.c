@@ -180,10 +180,12 @@ static bool merge_word(Training *t, uint32_t word, TokenPair pair, uint32_t toke
     return good;
 }
 
-/* Makes the pair's token; *made is false if it was there before. */
-static bool make_token(BpeVocabulary *vocabulary, TokenPair pair, uint32_t *token, bool *made) {
+/* The new token is new indeed. For what lies between two ends of tokens has been merged as if it
+ * stood alone; were there a token of these bytes, the merge that made it would have been done here
+ * too. */
+static bool make_token(BpeVocabulary *vocabulary, TokenPair pair, uint32_t *token) {
     StringTable *tokens = &vocabulary->tokens;
-    uint32_t known = tokens->count;
+    int32_t *merge = vocabulary->merge[tokens->count - 256];
     size_t left, right;
     string_table_get(tokens, pair.left, &left);
     string_table_get(tokens, pair.right, &right);
@@ -191,24 +193,21 @@ static bool make_token(BpeVocabulary *vocabulary, TokenPair pair, uint32_t *toke
     if (text == NULL) return no_memory();
     memcpy(text, string_table_get(tokens, pair.left, &left), left);
     memcpy(text + left, string_table_get(tokens, pair.right, &right), right);
+    merge[0] = (int32_t)pair.left;
+    merge[1] = (int32_t)pair.right;
     bool good = string_table_add(tokens, text, left + right, token);
     free(text);
-    *made = good && tokens->count > known;
-    if (*made) {
-        vocabulary->merge[known - 256][0] = (int32_t)pair.left;
-        vocabulary->merge[known - 256][1] = (int32_t)pair.right;
-    }
     return good;
 }
 
 static bool merge_pair(Training *t, TokenPair pair) {
     uint32_t token;
-    bool made = false, good = make_token(t->vocabulary, pair, &token, &made);
-    if (!made) return good;
+    if (!make_token(t->vocabulary, pair, &token)) return false;
     PairEntry *entry = find_pair(t, pair);
     uint32_t *word = entry->word, words = entry->words;
-    entry->word = NULL; /* no later merge brings the pair back: it would make a newer token of it */
+    entry->word = NULL; /* the pair doesn't come back: later merges make pairs with newer tokens */
     entry->words = entry->capacity = 0;
+    bool good = true;
     for (uint32_t i = 0; good && i < words; i++) good = merge_word(t, word[i], pair, token);
     free(word);
     return good && push_grown(t);

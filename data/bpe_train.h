@@ -4,8 +4,7 @@
  * often, over all words by their counts, is merged into one token. Of pairs that occur equally
  * often the one with the smaller left id is taken, then the one with the smaller right id: so
  * equal texts give equal tokenizers, and the merges are those that Hugging Face's BpeTrainer
- * learns, but for one thing: a pair that would make a token which is there already, as a·aa after
- * aa·a, is passed over. So every token but the bytes is made by one merge. */
+ * learns. */
 #ifndef DATA_BPE_TRAIN_H
 #define DATA_BPE_TRAIN_H
 

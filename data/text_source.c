@@ -191,7 +191,7 @@ static bool is_blank(const char *line, size_t bytes) {
     return i == bytes;
 }
 
-/* Whether a JSON text has a zero character, raw or written \u0000: cJSON would end a string there. */
+/* Whether a JSON text has a zero character, raw or as \u0000: cJSON would end a string there. */
 static bool has_zero(const char *line, size_t bytes) {
     if (memchr(line, '\0', bytes) != NULL) return true;
     for (const char *at = line; (at = memmem(at, (size_t)(line + bytes - at), "\\u0000", 6));

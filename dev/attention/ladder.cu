@@ -186,11 +186,11 @@ static void open_problem() {
 /* What no rung may leave: bf16 and float NaNs. */
 static void poison(void *memory, size_t bytes) { CUDA_CHECK(cudaMemset(memory, 0xFF, bytes)); }
 
-/* bf16 has 8 bits: P, dS and the results are each wrong by 2^-9 of themselves at most, by 1e-3 or so
- * in the mean, and over a sum of random signs that does not add up. It holds for nearly every row;
- * but D is computed from a rounded O, and where dS is far smaller than D, as where one key has all
- * the weight, a row of dQ may be wrong by a few percent of a usual one. A row made of wrong elements
- * is wrong by a fourth at least. LSE is float. */
+/* bf16 has 8 bits: P, dS and the results are each wrong by 2^-9 of themselves at most, by 1e-3 or
+ * so in the mean, and over a sum of random signs that does not add up. It holds for nearly every
+ * row; but D is computed from a rounded O, and where dS is far smaller than D, as where one key has
+ * all the weight, a row of dQ may be wrong by a few percent of a usual one. A row made of wrong
+ * elements is wrong by a fourth at least. LSE is float. */
 static const double tolerance = 5e-3, row_tolerance = 0.1, lse_tolerance = 1e-4;
 
 /* *error = that of the worst output. */

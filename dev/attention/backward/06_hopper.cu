@@ -24,7 +24,7 @@ enum { BLOCK = (1 + CONSUMERS) * WARPGROUP };
 template <int HS>
 __global__ void __launch_bounds__(BLOCK, 1)
     backward_kernel(const __grid_constant__ BackwardCall call) {
-#ifndef FLASH_HOPPER_EMPTY
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
     constexpr int TILE = BackwardPlaces<HS>::TILE;
     extern __shared__ __align__(1024) unsigned char memory[];
     const BackwardPlaces<HS> at = {shared_address(memory)};

@@ -23,7 +23,7 @@ enum { BLOCK = CONSUMERS * WARPGROUP };
 template <int HS>
 __global__ void __launch_bounds__(BLOCK, 1)
     forward_kernel(const __grid_constant__ ForwardCall call) {
-#ifndef FLASH_HOPPER_EMPTY
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
     const ForwardPlaces<HS> at = {shared_address(memory)};
     const Problem &p = call.p;

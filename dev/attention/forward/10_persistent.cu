@@ -26,7 +26,7 @@ struct Item {
 template <int HS>
 __global__ void __launch_bounds__(BLOCK, 1)
     forward_kernel(const __grid_constant__ ForwardCall call, unsigned section) {
-#ifndef FLASH_HOPPER_EMPTY
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
     const Blocks<QUERIES, HS> out_tile = {shared_address(memory)};
     const ForwardPlaces<HS> at = {out_tile.base + out_tile.BYTES};
