@@ -60,6 +60,7 @@ def arguments():
     parser.add_argument("--budget", type=float, default=60, help="ms for each figure")
     parser.add_argument("--output", default=str(RESULTS / "attention.jsonl"))
     parser.add_argument("--picture", default=str(RESULTS / "attention.png"))
+    parser.add_argument("--commit", help="to record; default: what git says")
     parser.add_argument("--draw", action="store_true", help="measure nothing")
     options = parser.parse_args()
     if options.quick:
@@ -384,9 +385,9 @@ def first_line(*command):
     return (done.stdout.splitlines() or [None])[0]
 
 
-def environment():
+def environment(commit):
     return {"what": "compare_attention",
-            "commit": first_line("git", "-C", str(ROOT), "--no-optional-locks", "describe",
+            "commit": commit or first_line("git", "-C", str(ROOT), "--no-optional-locks", "describe",
                                  "--always", "--dirty"),
             "device": torch.cuda.get_device_name(),
             "driver": first_line("nvidia-smi", "--query-gpu=driver_version",
@@ -552,7 +553,7 @@ def main():
     # Naive as fast as PyTorch has it: in bf16, where its default would compute in float.
     if hasattr(torch.backends.cuda, "allow_fp16_bf16_reduction_math_sdp"):
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
-    start, record = time.monotonic(), environment()
+    start, record = time.monotonic(), environment(options.commit)
     print(f"{record['device']}, driver {record['driver']}, PyTorch {record['torch']}, CUDA "
           f"{record['cuda']}, cuDNN {record['cudnn']}; tilegpt {record['commit']}")
     results = {}

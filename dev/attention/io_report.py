@@ -44,6 +44,7 @@ def arguments():
     parser.add_argument("--program", default=str(ROOT / "build/dev/attention/io_report"))
     parser.add_argument("--ncu", default="ncu")
     parser.add_argument("--output", default=str(ROOT / "dev/results/io.jsonl"))
+    parser.add_argument("--commit", help="to record; default: what git says")
     return parser.parse_args()
 
 
@@ -91,7 +92,7 @@ def total(kernels, name, factor=1):
     return None if not values or None in values else factor * sum(values)
 
 
-def passes(printed, kernels):
+def passes(printed, kernels, recorded):
     """The program's lines, each with the sums over its kernels."""
     common, used = {}, 0
     for line in printed.splitlines():
@@ -103,7 +104,7 @@ def passes(printed, kernels):
         elif "kernels" in fields:
             mine = kernels[used:used + int(fields["kernels"])]
             used += len(mine)
-            yield {"what": "io", "commit": commit(), "device": common["device"],
+            yield {"what": "io", "commit": recorded, "device": common["device"],
                    "type": common["type"], "B": int(common["B"]), "NH": int(common["NH"]),
                    "family": fields["family"],
                    "pass": fields["pass"], "kernels": int(fields["kernels"]),
@@ -162,7 +163,7 @@ def main():
         sys.exit(f"{options.program} is not built; `make {options.program}` builds it")
     for T in map(int, options.lengths.split(",")):
         rows = [{**row, "T": T, "HS": options.head_size, "mask": options.mask}
-                for row in passes(*run_ncu(options, T))]
+                for row in passes(*run_ncu(options, T), options.commit or commit())]
         if not rows:
             continue
         first = rows[0]
