@@ -106,18 +106,28 @@ __device__ __forceinline__ void store_tile(Tile tile, const CUtensorMap *map, in
 CUtensorMap flash_hopper_map(AttentionView view, size_t B, size_t T, size_t heads, size_t HS,
                              unsigned rows);
 
+enum Start { AFTER_STREAM, UNDER_LAST_KERNEL };
+
 /* Launches so many blocks of a persistent kernel as there is work for, at most one on each
- * multiprocessor. */
+ * multiprocessor: when all before in the stream has ended, or as soon as the last kernel allows. */
 template <class Tiles, class Call>
-inline void launch_persistent(void (*kernel)(const Call), const Call &call, cudaStream_t stream) {
+inline void launch_persistent(void (*kernel)(const Call), const Call &call, Start start,
+                              cudaStream_t stream) {
     int device, multiprocessors;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     (int)Tiles::SHARED_BYTES));
-    const unsigned blocks = min(call.items, (unsigned)multiprocessors);
-    kernel<<<blocks, Tiles::THREADS, Tiles::SHARED_BYTES, stream>>>(call);
-    CUDA_CHECK(cudaGetLastError());
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = start == UNDER_LAST_KERNEL;
+    cudaLaunchConfig_t launch = {};
+    launch.gridDim = min(call.items, (unsigned)multiprocessors);
+    launch.blockDim = Tiles::THREADS;
+    launch.dynamicSmemBytes = Tiles::SHARED_BYTES;
+    launch.stream = stream;
+    launch.attrs = &attribute, launch.numAttrs = 1;
+    CUDA_CHECK(cudaLaunchKernelEx(&launch, kernel, call));
 }
 
 #endif

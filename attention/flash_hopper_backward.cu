@@ -195,9 +195,9 @@ __global__ void __launch_bounds__(BackwardTiles<D>::THREADS, 1)
                         (head_row(work, h) + i0) / QUERIES * CONSUMERS + w;
                     const unsigned turn =
                         (keys_seen(p, i0 + QUERIES) - 1) / KEYS - work.j0 / KEYS;
-                    result_ring(w).wait_full(stored);
                     if (call.turns)
                         wait_for_turn(call.turns + chunk, turn);
+                    result_ring(w).wait_full(stored);
                     add_bytes(call.dq_sum + chunk * CHUNK, source, CHUNK * sizeof(float));
                     store_commit();
                     store_wait_read();
@@ -458,13 +458,14 @@ struct RunBackward {
         call.group = p.NH / p.NKV;
         call.tiles = (unsigned)divide_up(TK, Tiles::KEYS);
         call.items = call.tiles * p.B * p.NKV;
-        call.section = heads_per_section(&p, TQ * (NH / NKV), p.NKV);
+        /* In turns, the tiles of one head wait for each other: many heads at a time. */
+        call.section = call.turns ? heads_that_fit(&p, TQ * (NH / NKV), p.NKV)
+                                  : heads_per_section(&p, TQ * (NH / NKV), p.NKV);
 
-        CUDA_CHECK(cudaMemsetAsync(call.next, 0, (1 + sizes.turns) * sizeof *call.next, stream));
-        flash_statistics(p, call.dq_sum, D, stream);
+        flash_statistics(p, call.dq_sum, D, call.next, 1 + sizes.turns, stream);
         launch_persistent<Tiles>(
             p.dropout.threshold > 0 ? backward_kernel<D, true> : backward_kernel<D, false>, call,
-            stream);
+            AFTER_STREAM, stream);
         query_gradient_kernel<D><<<(unsigned)(sizes.dq_sum / CHUNK), WARPGROUP, 0, stream>>>(
             p, call.dq_sum);
         CUDA_CHECK(cudaGetLastError());

@@ -42,6 +42,14 @@ struct ForwardCall {
     unsigned *next;
 };
 
+/* The counter of items starts at 0. */
+__global__ void reset_kernel(unsigned *next) {
+    if (!HOPPER_KERNELS_EXIST)
+        return;
+    allow_next_kernel();
+    *next = 0;
+}
+
 template <int D, bool DROPOUT>
 __global__ void __launch_bounds__(ForwardTiles<D>::THREADS, 1)
     forward_kernel(const __grid_constant__ ForwardCall call) {
@@ -85,6 +93,7 @@ __global__ void __launch_bounds__(ForwardTiles<D>::THREADS, 1)
         prefetch_map(&call.v);
         prefetch_map(&call.o);
         unsigned loaded = 0, item = blockIdx.x;
+        wait_for_last_kernel();
         for (unsigned use = 0;; use++) {
             items.publish(use, item);
             if (item >= call.items)
@@ -273,10 +282,11 @@ struct RunForward {
         call.items = call.tiles * p.B * p.NH;
         call.section = heads_per_section(&p, TK, p.NH);
         call.next = next;
-        CUDA_CHECK(cudaMemsetAsync(next, 0, sizeof *next, stream));
+        reset_kernel<<<1, 1, 0, stream>>>(next);
+        CUDA_CHECK(cudaGetLastError());
         launch_persistent<Tiles>(
             p.dropout.threshold > 0 ? forward_kernel<D, true> : forward_kernel<D, false>, call,
-            stream);
+            UNDER_LAST_KERNEL, stream);
     }
 };
 

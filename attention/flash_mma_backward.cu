@@ -318,6 +318,6 @@ extern "C" void flash_mma_backward(const Attention *problem, const AttentionTens
     FlashProblem p = describe(problem, tensors, gradients);
     p.lse2 = (float *)workspace;
     p.delta = p.lse2 + statistics_count(problem);
-    flash_statistics(p, NULL, 0, (cudaStream_t)stream);
+    flash_statistics(p, NULL, 0, NULL, 0, (cudaStream_t)stream);
     dispatch(p, RunBackward{p, (cudaStream_t)stream});
 }

@@ -64,13 +64,16 @@ __device__ __forceinline__ Place find_place(unsigned item, unsigned tiles, unsig
 
 inline size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
 
-/* Heads in a section, when each streams two tensors of T rows. Under a full mask all tiles are
- * equal: head by head then, so that tiles that run together read the same rows. */
-inline unsigned heads_per_section(const FlashProblem *p, size_t T, int heads) {
-    if (p->mask.diagonal == MAX_LENGTH)
-        return 1;
+/* Heads whose two streamed tensors of T rows fit a section. */
+inline unsigned heads_that_fit(const FlashProblem *p, size_t T, int heads) {
     const size_t fit = SECTION_BYTES / (4 * T * p->HS), all = (size_t)p->B * heads;
     return (unsigned)(fit < 1 ? 1 : fit < all ? fit : all);
+}
+
+/* Heads in a section. Under a full mask all tiles are equal: head by head then, so that tiles that
+ * run together read the same rows. */
+inline unsigned heads_per_section(const FlashProblem *p, size_t T, int heads) {
+    return p->mask.diagonal == MAX_LENGTH ? 1 : heads_that_fit(p, T, heads);
 }
 
 inline bool view_aligned(const AttentionView *view) {
@@ -104,8 +107,9 @@ inline FlashProblem describe(const Attention *problem, const AttentionTensors *t
     return p;
 }
 
-/* p.lse2 and p.delta, from O, dO and LSE; and zeros, if not NULL, becomes (B·NH·rows, columns) zeros,
- * columns a multiple of 32. */
-void flash_statistics(const FlashProblem &p, float *zeros, int columns, cudaStream_t stream);
+/* p.lse2 and p.delta, from O, dO and LSE. What a family adds to afterwards becomes 0 on the way: zeros,
+ * if not NULL, of (B·NH·rows, columns) floats, columns a multiple of 32, and `count` counters. */
+void flash_statistics(const FlashProblem &p, float *zeros, int columns, unsigned *counters,
+                      size_t count, cudaStream_t stream);
 
 #endif

@@ -25,8 +25,12 @@ enum {
 };
 
 __global__ void __launch_bounds__(THREADS)
-    statistics_kernel(const FlashProblem p, float *zeros, int columns) {
+    statistics_kernel(const FlashProblem p, float *zeros, int columns, unsigned *counters,
+                      size_t count) {
     const size_t index = (size_t)blockIdx.x * ROWS + threadIdx.x / LANES;
+    for (size_t c = (size_t)blockIdx.x * THREADS + threadIdx.x; c < count;
+         c += (size_t)gridDim.x * THREADS)
+        counters[c] = 0;
     const int i = (int)(index % p.rows);
     const size_t bh = index / p.rows;
     const int b = (int)(bh / p.NH), h = (int)(bh % p.NH);
@@ -54,8 +58,10 @@ __global__ void __launch_bounds__(THREADS)
 }
 } // namespace
 
-void flash_statistics(const FlashProblem &p, float *zeros, int columns, cudaStream_t stream) {
+void flash_statistics(const FlashProblem &p, float *zeros, int columns, unsigned *counters,
+                      size_t count, cudaStream_t stream) {
     const size_t rows = (size_t)p.B * p.NH * p.rows;
-    statistics_kernel<<<(unsigned)(rows / ROWS), THREADS, 0, stream>>>(p, zeros, columns);
+    statistics_kernel<<<(unsigned)(rows / ROWS), THREADS, 0, stream>>>(p, zeros, columns, counters,
+                                                                       count);
     CUDA_CHECK(cudaGetLastError());
 }

@@ -235,6 +235,15 @@ __device__ __forceinline__ void acquire_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(REGISTERS));
 }
 
+/* The kernel that was launched to start under this one may start; until this one has ended and what
+ * it wrote is seen, that one waits (PTX ISA, "griddepcontrol"). */
+__device__ __forceinline__ void allow_next_kernel() {
+    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_last_kernel() {
+    asm volatile("griddepcontrol.wait;\n" ::: "memory");
+}
+
 /* --- bulk copies --- */
 
 __device__ __forceinline__ void prefetch_map(const CUtensorMap *map) {

@@ -5,9 +5,9 @@
  *   backward   P = exp(S - LSE),  dP = dO Vᵀ,  dS = scale · P ∘ (Z ∘ dP - D),  D = rowsum(dO ∘ O)
  *              dV = (P ∘ Z)ᵀ dO,  dQ = dS K,  dK = dSᵀ Q
  *
- * Z are the dropout factors. These are Algorithms 0 and 3 of Dao et al. 2022 (arXiv 2205.14135)
- * with scale, mask and dropout; D equals the rowsum(P ∘ Z ∘ dP) of the second. Heads run in
- * parallel, each product is one BLAS call. */
+ * Z are the dropout factors. These are Algorithm 0, and Algorithm 3 with P recomputed from LSE, of
+ * Dao et al. 2022 (arXiv 2205.14135), with scale, mask and dropout; D equals the rowsum(P ∘ Z ∘ dP)
+ * of the second. Heads run in parallel, each product is one BLAS call. */
 #include <math.h>
 #ifdef TILEGPT_BLAS
 #include <cblas.h>

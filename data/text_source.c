@@ -161,7 +161,7 @@ static int next_plain(TextSource *source, TextPiece *piece) {
 /* The next line without its line feed: 1, 0 or -1. */
 static int next_line(TextSource *source, const char **line, size_t *bytes) {
     for (size_t searched = 0, held; (held = source->end - source->begin) < LONGEST_PIECE;) {
-        const char *text = source->buffer + source->begin, *feed = NULL;
+        const char *text = held > 0 ? source->buffer + source->begin : NULL, *feed = NULL;
         if (held > searched) feed = memchr(text + searched, '\n', held - searched);
         if (feed != NULL || (source->finished && held > 0)) {
             *bytes = feed == NULL ? held : (size_t)(feed - text);

@@ -133,7 +133,9 @@ bool tokenize_write_progress(const char *directory, const cJSON *plan, const Tok
 bool tokenize_read_progress(const char *directory, const cJSON *plan, TokenizeState *state) {
     cJSON *json = read_json(directory, PROGRESS);
     uint64_t input = 0;
+    const cJSON *inputs = cJSON_GetObjectItemCaseSensitive(plan, "inputs");
     bool good = has_plan(json, plan) && get_number(json, "input", &input) &&
+                input <= (uint64_t)cJSON_GetArraySize(inputs) &&
                 get_number(json, "byte", &state->place.bytes) &&
                 get_number(json, "line", &state->place.lines) &&
                 get_number(json, "document", &state->document);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes README.md's tables from dev/results/, between its markers.
+"""Writes the tables of README.md and attention/README.md from dev/results/, between their markers.
 
     python3 dev/readme.py                     the tables
     python3 dev/readme.py --train LOG ...     first appends what `(time make train) > LOG 2>&1` said
@@ -7,8 +7,10 @@
 """
 import csv
 import json
+import math
 import pathlib
 import re
+import statistics
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -44,31 +46,134 @@ def train_table():
     return out
 
 
-def bench_tables():
-    out = []
-    rows = lines("bench.jsonl")
+def newest(rows, *key):
+    """The last row of each key."""
+    return {tuple(row[k] for k in key): row for row in rows}
+
+
+def by_device(rows):
     for device in dict.fromkeys(row["device"] for row in rows):
-        mine = [row for row in rows if row["device"] == device]
-        newest = {(r["T"], r["attention"]): r for r in mine if r["what"] == "attention"}
-        families = list(dict.fromkeys(family for _, family in newest))
-        if newest:
-            first = next(iter(newest.values()))
-            out += ["", f"Attention on {device}, {first['type']}, causal, {first['NH']} heads of "
-                    f"{first['HS']}, about {first['B'] * first['T']:,} tokens; TFLOP/s forward / "
-                    "backward:", "", "| T | " + " | ".join(families) + " |",
-                    "|---" * (len(families) + 1) + "|"]
-            for T in dict.fromkeys(T for T, _ in newest):
-                cells = [newest.get((T, family)) for family in families]
-                out.append(f"| {T} | " + " | ".join(
-                    f"{c['forward_tflops']:.3g} / {c['backward_tflops']:.3g}" if c else ""
-                    for c in cells) + " |")
-        steps = {(r["preset"], r["B"], r["T"], r["attention"]): r for r in mine
-                 if r["what"] == "step"}
-        for r in steps.values():
-            mfu = f", {100 * r['mfu']:.1f}% of the peak" if r.get("mfu") else ""
-            out += ["", f"A step of {r['preset']} on {device}, {r['type']}, B={r['B']}, T={r['T']}, "
-                    f"{r['attention']}: {r['ms']:.1f} ms, {r['tokens_per_second']:,.0f} tokens/s"
-                    f"{mfu}, {r['activation_bytes'] / 2**30:.1f} GiB of activations."]
+        yield device, [row for row in rows if row["device"] == device]
+
+
+def geometric_mean(values):
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+PASSES = ("forward", "backward")
+OURS = {"tilegpt:auto": "default", "tilegpt:auto+deterministic": "deterministic",
+        "tilegpt:flash_mma": "`flash_mma`"}
+
+
+def attention_tables():
+    """What dev/compare_attention.py recorded: 24 cells of equal width, and the trainer's shape."""
+    out = []
+    rows = newest(lines("attention.jsonl"), "device", "HS", "mask", "T", "B", "NH").values()
+    for device, mine in by_device(rows):
+        first = mine[0]
+        width = first["NH"] * first["HS"]
+        cells = [row for row in mine if row["NH"] * row["HS"] == width]
+        lengths = sorted({row["T"] for row in cells})
+        cudnn = first["cudnn"]
+        tokens = first["B"] * first["T"]
+        out += ["", f"Attention on {device}, {first['type']}, {tokens:,} tokens of "
+                f"{width} channels: TFLOP/s, and in brackets the speed over the faster of PyTorch "
+                f"{first['torch']}'s FA2 and cuDNN "
+                f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100} in the same run:", "",
+                "| HS | mask | pass | " + " | ".join(f"T={T:,}" for T in lengths) + " |",
+                "|---" * (3 + len(lengths)) + "|"]
+
+        def figure(row, pass_):
+            ours = row["results"]["tilegpt:auto"]
+            return f"{ours[pass_ + '_tflops']:.0f} ({ours[pass_ + '_ratio']:.3f})"
+
+        for HS, mask in dict.fromkeys((row["HS"], row["mask"]) for row in cells):
+            at = {row["T"]: row for row in cells if (row["HS"], row["mask"]) == (HS, mask)}
+            for pass_ in PASSES:
+                out.append(f"| {HS} | {mask} | {pass_} | " + " | ".join(
+                    figure(at[T], pass_) if T in at else "" for T in lengths) + " |")
+        for row in mine:
+            if row not in cells:
+                out += ["", f"At the trainer's shape, B={row['B']}, NH={row['NH']}, T={row['T']}, "
+                        f"HS={row['HS']}, {row['mask']}: {figure(row, 'forward')} forward, "
+                        f"{figure(row, 'backward')} backward."]
+
+        out += ["", f"Geometric means of the speed over these {len(cells)} cells, forward / "
+                "backward:", "",
+                "| | over the faster of both | in how many cells at least 1 | over FA2 | "
+                "over the default |", "|---|---|---|---|---|"]
+        for name, title in OURS.items():
+            got = [row["results"][name] for row in cells if name in row["results"]]
+            default = [row["results"]["tilegpt:auto"] for row in cells if name in row["results"]]
+            if not got:
+                continue
+
+            def means(suffix):
+                return " / ".join(f"{geometric_mean(r[p + suffix] for r in got):.3f}"
+                                  for p in PASSES)
+
+            wins = " / ".join(str(sum(r[p + "_ratio"] >= 1 for r in got)) for p in PASSES)
+            own = " / ".join(
+                f"{geometric_mean(d[p + '_ms'] / r[p + '_ms'] for r, d in zip(got, default)):.3f}"
+                for p in PASSES)
+            out.append(f"| {title} | {means('_ratio')} | {wins} | {means('_ratio_fa2')} | {own} |")
+        families = sorted({row["results"]["tilegpt:auto"]["family"] for row in mine})
+        errors = [row["results"]["tilegpt:auto"]["error_ratio"] for row in mine]
+        out += ["", f"The default is {', '.join(f'`{f}`' for f in families)}. Its error against "
+                f"float64 is {min(errors):.3f} to {max(errors):.3f} of cuDNN's."]
+    return out[1:] + ["", "![TFLOP/s against T, beside PyTorch's](dev/results/attention.png)"]
+
+
+def step_tables():
+    out = []
+    rows = [row for row in lines("bench.jsonl") if row["what"] == "step"]
+    for device, mine in by_device(rows):
+        for preset in dict.fromkeys(row["preset"] for row in mine):
+            steps = newest([row for row in mine if row["preset"] == preset], "B", "T").values()
+            last = list(steps)[-1]
+            out += ["", f"A training step of {preset} on {device}, {last['type']}:", "",
+                    "| B | T | attention | ms | tokens/s | of the peak | activations |",
+                    "|---|---|---|---|---|---|---|"]
+            for r in sorted(steps, key=lambda row: row["T"]):
+                mfu = f"{100 * r['mfu']:.1f}%" if r.get("mfu") else ""
+                out.append(f"| {r['B']} | {r['T']:,} | `{r['attention']}` | {r['ms']:.1f} "
+                           f"| {r['tokens_per_second']:,.0f} | {mfu} "
+                           f"| {r['activation_bytes'] / 2**30:.1f} GiB |")
+    return out[1:]
+
+
+def sample_tables():
+    out = []
+    rows = [row for row in lines("bench.jsonl") if row["what"] == "sample"]
+    for device, mine in by_device(rows):
+        for preset in dict.fromkeys(row["preset"] for row in mine):
+            of = newest([row for row in mine if row["preset"] == preset], "B").values()
+            out += ["", f"Sampling from {preset} on {device}, {list(of)[-1]['type']}:", "",
+                    "| texts at once | ms a step | tokens/s | ms to read the weights once |",
+                    "|---|---|---|---|"]
+            for r in sorted(of, key=lambda row: row["B"]):
+                out.append(f"| {r['B']} | {r['ms']:.2f} | {r['tokens_per_second']:,.0f} "
+                           f"| {r['reading_ms']:.2f} |")
+    return out[1:]
+
+
+def io_tables():
+    """What dev/attention/io_report.py recorded."""
+    out = []
+    rows = newest(lines("io.jsonl"), "device", "mask", "B", "NH", "T", "HS", "family", "pass")
+    for device, mine in by_device(rows.values()):
+        for shape in dict.fromkeys((r["mask"], r["B"], r["NH"], r["T"], r["HS"]) for r in mine):
+            mask, B, NH, T, HS = shape
+            out += ["", f"On {device}, {mine[0]['type']}, {mask}, B={B}, NH={NH}, T={T}, HS={HS}, "
+                    "in MB of 10⁶ bytes:", "",
+                    "| family | pass | each tensor once | by the algorithm | asked of the L2 "
+                    "| DRAM read | DRAM written | ms |", "|---|---|---|---|---|---|---|---|"]
+            for r in mine:
+                if (r["mask"], r["B"], r["NH"], r["T"], r["HS"]) != shape:
+                    continue
+                megabytes = " | ".join(f"{r[name + '_bytes'] / 1e6:,.0f}" for name in
+                                       ("minimum", "algorithm", "l2", "dram_read", "dram_written"))
+                out.append(f"| {r['family']} | {r['pass']} | {megabytes} | {r['ms']:.2f} |")
     return out[1:]
 
 
@@ -93,20 +198,26 @@ def minimal_loop():
     return ["```c"] + (ROOT / "dev" / "minimal_loop.c").read_text().rstrip().splitlines() + ["```"]
 
 
+FILES = {
+    "README.md": {"train": train_table, "attention": attention_tables, "step": step_tables,
+                  "sample": sample_tables, "memory": memory_table, "minimal_loop": minimal_loop},
+    "attention/README.md": {"io": io_tables},
+}
+
+
 def main():
     if sys.argv[1:2] == ["--train"]:
         for log in sys.argv[2:]:
             record_train(log)
-    readme = ROOT / "README.md"
-    text = readme.read_text()
-    for name, make in {"train": train_table, "bench": bench_tables, "memory": memory_table,
-                       "minimal_loop": minimal_loop}.items():
-        block = "\n".join(make())
-        text, found = re.subn(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
-                              lambda m: m[1] + block + "\n" + m[2], text, flags=re.S)
-        if found != 1:
-            sys.exit(f"README.md needs one <!-- {name} --> block, and has {found}")
-    readme.write_text(text)
+    for path, blocks in FILES.items():
+        text = (ROOT / path).read_text()
+        for name, make in blocks.items():
+            block = "\n".join(make())
+            text, found = re.subn(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
+                                  lambda m: m[1] + block + "\n" + m[2], text, flags=re.S)
+            if found != 1:
+                sys.exit(f"{path} needs one <!-- {name} --> block, and has {found}")
+        (ROOT / path).write_text(text)
 
 
 main()

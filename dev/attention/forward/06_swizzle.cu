@@ -12,7 +12,7 @@
  * This is the shape of attention/flash_mma_forward.cu, and as far as mma.sync goes: on Hopper it
  * reaches 68% of the tensor cores.
  *
- * Measured: not yet. */
+ * Measured (NVIDIA H200, T=4096, causal, TFLOP/s): HS=128 315 (46%). */
 #include "attention/mma_mask.cuh"
 #include "attention/mma_tile.cuh"
 #include "dev/attention/softmax_rows.cuh"
