@@ -7,12 +7,12 @@
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 1)
 config ?= release
 BUILD  := build$(if $(filter-out release,$(config)),/$(config))
-ifeq ($(filter release debug sanitize,$(config)),)
+ifeq ($(filter release debug sanitize fuzz,$(config)),)
 $(error config=$(config) is unknown; it is release, debug or sanitize)
 endif
 
 # What this machine has, found by compiling and linking probes. `make deps` installs what is missing.
-ifeq ($(filter help clean deps,$(MAKECMDGOALS)),)
+ifeq ($(filter help clean deps fuzz,$(MAKECMDGOALS)),)
 -include $(BUILD)/detected.mk
 endif
 $(BUILD)/detected.mk: runtime/detect.sh
@@ -21,6 +21,7 @@ $(BUILD)/detected.mk: runtime/detect.sh
 FLAGS_release  := -O3 -march=native
 FLAGS_debug    := -O0 -g
 FLAGS_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
+FLAGS_fuzz     := $(FLAGS_sanitize) -fsanitize=fuzzer-no-link # of `make fuzz`
 WARN   := -Wall -Wextra -Werror
 CFLAGS := -std=c11 -D_GNU_SOURCE -fPIC $(OPENMP) -fno-math-errno -fno-trapping-math $(FLAGS_$(config)) $(WARN) -I. -MMD -MP $(DEFINES)
 NVFLAGS := -std=c++17 -O3 $(if $(filter debug,$(config)),-lineinfo) -Xcompiler=-fPIC,-Wall,-Wextra -Werror all-warnings -I. -MMD -MP $(DEFINES) $(GENCODE)
@@ -46,7 +47,7 @@ endif
 PREFIX   ?= /usr/local
 TEXT      = $$(sh data/tinyshakespeare.sh)
 
-.PHONY: all deps train test bench memory lib install clean help
+.PHONY: all deps train test fuzz bench memory lib install clean help
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -61,6 +62,12 @@ train: all                         ## train a small GPT on TinyShakespeare
 test: all lib $(TESTS) $(DEV)      ## every test; ends with the count
 	@BUILD=$(BUILD) config=$(config) CUDA=$(CUDA) sh test/run.sh $(TESTS) $(wildcard test/test_*.sh)
 
+fuzz:                              ## fuzz the parsers (clang; minutes=10): see test/fuzz.c
+	@command -v clang >/dev/null || { echo 'make fuzz needs clang: apt-get install clang'; exit 1; }
+	@MAKEFLAGS= $(MAKE) config=fuzz CC=clang CUDA=0 OPENMP= build/fuzz/fuzz_parsers
+	@mkdir -p build/fuzz/corpus
+	build/fuzz/fuzz_parsers -max_total_time=$$((60 * $(or $(minutes),10))) -max_len=65536 -timeout=10 -artifact_prefix=build/fuzz/found- build/fuzz/corpus test/corpus
+
 bench: all $(DEV)                  ## time attention and a training step; appends to dev/results/
 	$(BUILD)/dev/bench
 
@@ -74,6 +81,10 @@ $(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(BUILD)/libtilegpt.a
 	$(CC) $(CFLAGS) $^ $(LIBS) -o $@
 $(BUILD)/check_%: $(BUILD)/test/check_%.o $(BUILD)/libtilegpt.a
 	$(CC) $(CFLAGS) $^ $(LIBS) -o $@
+$(BUILD)/test/test_fuzz: $(BUILD)/test/test_fuzz.o $(BUILD)/test/fuzz.o $(BUILD)/libtilegpt.a
+	$(CC) $(CFLAGS) $^ -lcmocka $(LIBS) -o $@
+$(BUILD)/fuzz_parsers: $(BUILD)/test/fuzz.o $(BUILD)/libtilegpt.a
+	$(CC) $(CFLAGS) -fsanitize=fuzzer $^ $(LIBS) -o $@
 $(BUILD)/test/test_%: $(BUILD)/test/test_%.o $(BUILD)/libtilegpt.a
 	$(CC) $(CFLAGS) $^ -lcmocka $(LIBS) -o $@
 $(BUILD)/test/test_bpe: LIBS += -lpcre2-8 # runs GPT-2's pattern, to compare

@@ -58,8 +58,9 @@ typedef struct {
     AttentionMask mask;
     float scale; /* 0 means 1/sqrt(HS) */
     Dropout dropout;
-    int deterministic; /* nonzero: equal inputs give equal bits in the backward too. Only
-                        * flash_hopper has another way, some 10% faster */
+    /* Nonzero: equal inputs give equal bits in the backward too. Only flash_hopper has another way,
+     * which is faster by up to a fifth. */
+    int deterministic;
     AttentionFamily family;
 } Attention;
 

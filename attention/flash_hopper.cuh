@@ -49,8 +49,9 @@ struct Ring {
     __device__ __forceinline__ void wait_full(unsigned use) const {
         full(use).wait(use / STAGES);
     }
-    /* Consumer, after its last read of it: each warp arrives. */
+    /* Consumer, after its last read of it: each warp arrives, one lane for all. */
     __device__ __forceinline__ void release(unsigned use) const {
+        __syncwarp();
         if (threadIdx.x % 32 == 0)
             empty(use).arrive();
     }

@@ -1,9 +1,10 @@
 /* flash_hopper, forward: O = dropout(softmax(scale · Q Kᵀ + mask)) V and LSE: flash_mma_forward.cu's
  * recurrence, scheduled as in FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608).
  *
- * In step j a consumer warpgroup starts S_j = Q K_jᵀ and, behind it, O += P_{j-1} V_{j-1}; while
- * the second runs it makes P_j of S_j. The warpgroups take turns at starting products, so that one's
- * softmax lies under the other's products. */
+ * In step j a consumer warpgroup starts S_j = Q K_jᵀ and, behind it, O += P_{j-1} V_{j-1}; the second
+ * runs under the mask, the maxima and the corrections of S_j, and O is corrected among the
+ * exponentials, which leave the multipliers idle. The warpgroups take turns at starting products, so
+ * that one's softmax lies under the others' products. */
 #include <cudaTypedefs.h>
 
 #include "attention/flash_hopper.cuh"

@@ -3,7 +3,6 @@
 #ifndef RUNTIME_FILES_H
 #define RUNTIME_FILES_H
 
-#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -12,7 +11,7 @@
 extern "C" {
 #endif
 
-#define FILE_PATH_BYTES PATH_MAX
+#define FILE_PATH_BYTES 4096 /* Linux's PATH_MAX, which C11 alone does not declare */
 
 /* path = directory/name. False with error_message() if that is longer than FILE_PATH_BYTES. */
 bool file_join(char path[FILE_PATH_BYTES], const char *directory, const char *name);

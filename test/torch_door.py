@@ -165,7 +165,7 @@ def check_torch():
                     q, k, v, is_causal=causal).transpose(1, 2)
             (expected_gradient,) = torch.autograd.grad(expected, exact, dout.float())
             for name, x, y in (("o", o, expected), ("gradient", gradient, expected_gradient)):
-                error = float((x.float() - y).norm() / y.norm())
+                error = float((x.detach().float() - y.detach()).norm() / y.detach().norm())
                 if not error <= tolerance:
                     print(f"{name} on {device} in {dtype}, causal={causal}: error {error}")
             # A gradient that is one number expanded; and a view without neighbours.
