@@ -519,13 +519,13 @@ def draw(options):
                               color=styles[name][0], linestyle=styles[name][1])
             axis.set_xscale("log", base=2)
             axis.set_xticks(lengths, [f"{T // 1024}k" if T >= 1024 else T for T in lengths])
-            axis.set_ylim(bottom=0)
             axis.grid(alpha=0.3)
             axis.set_title(f"{pass_}, head size {HS}, {mask}", fontsize=10)
             if row == 1:
                 axis.set_xlabel("T")
             if column == 0:
                 axis.set_ylabel("TFLOP/s")
+        axes[row][0].set_ylim(bottom=0)  # shared by the row, so after all of it
     axes[0][0].legend(fontsize=8)
     last = lines[-1]
     figure.suptitle(f"Attention on {last['device']}, bf16, {TOKENS:,} tokens, {WIDTH} channels; "

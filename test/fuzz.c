@@ -102,11 +102,30 @@ static void load_and_encode(const File *text) {
 static void fuzz_tokenizer(const File *file) { load_and_encode(&file[1]); }
 static void fuzz_vocabulary(const File *file) { load_and_encode(&file[2]); }
 
+/* The text of a text's ids is the text. */
+static void round_trip(const Tokenizer *tokenizer, const char *text, size_t bytes) {
+    size_t count = 0, offset = 0, length;
+    int32_t *ids = tokenizer_encode(tokenizer, text, bytes, &count);
+    if (!ids) abort();
+    for (size_t i = 0; i < count; i++, offset += length) {
+        const char *piece = tokenizer_decode(tokenizer, ids[i], &length);
+        if (length > bytes - offset || memcmp(piece, text + offset, length) != 0) abort();
+    }
+    if (offset != bytes) abort();
+    free(ids);
+}
+
 static void fuzz_characters(const File *file) {
+    static const int32_t merges[][2] = {{67, 68}, {256, 256}, {220, 67}, {220, 220}};
+    static Tokenizer *bpe;
     const char *text = (const char *)file[0].data;
     Tokenizer *tokenizer = tokenizer_characters(text, file[0].size);
-    if (tokenizer) encode(tokenizer, text, file[0].size);
+    if (tokenizer) round_trip(tokenizer, text, file[0].size);
     tokenizer_free(tokenizer);
+
+    if (!bpe) bpe = tokenizer_bpe(merges, 4, NULL, 0);
+    if (!bpe) error_fatal(__FILE__, __LINE__, "%s", error_message());
+    round_trip(bpe, text, file[0].size);
 }
 
 static void read_tokens(Dataset *dataset) {

@@ -9,8 +9,9 @@
  * and V fit the L2 together (find_place), and dealt back and forth: block x of G gets items x,
  * 2G-1-x, 2G+x, …, so that whoever got the longer in one round gets the shorter in the next.
  *
- * What is left to the production file: shares by a counter instead of by a rule, three consumers at
- * head size 64, and everything that an attention must know besides.
+ * That rule loses more than the overlap gains: where a section's tiles and a round's blocks are out of
+ * step, the same blocks get the longer items each time. The production file takes items from a counter
+ * instead; besides, it has three consumers at head size 64, and Q in registers at 128.
  *
  * Measured (NVIDIA H200, T=4096, causal, TFLOP/s): HS=128 400 (58%). */
 #include "dev/attention/hopper_rungs.cuh"
