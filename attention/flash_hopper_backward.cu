@@ -6,8 +6,8 @@
  * of dV += Pᵀ dO and dK += dSᵀ Q. dS also goes to shared memory, where both warpgroups read all of
  * it for their halves of dQ = dS K, which is added to a float sum in global memory.
  *
- * The tensor cores always have a product to run: dP under the exponentials, dV under dS, and dQ,
- * the next tile's S and dK under the additions to memory. */
+ * What runs under what: dP under the exponentials, dV under dS, dK under dS's way to shared memory,
+ * and behind dQ the next tile's S, under dQ's way to the warp that adds it to memory. */
 #include "attention/flash_hopper.cuh"
 
 namespace {
@@ -133,6 +133,7 @@ __global__ void __launch_bounds__(BackwardTiles<D>::THREADS, 1)
         release_registers<24>();
         if (threadIdx.x % 32 != 0)
             return;
+        /* One thread of each warp has a task of its own. */
         if (threadIdx.x == 0) {
             /* The items, and all that S is made of. */
             prefetch_map(&call.q);

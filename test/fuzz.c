@@ -1,9 +1,13 @@
 /* The parsers under a coverage-guided fuzzer (libFuzzer) with AddressSanitizer and UBSan.
  *
  * An input is one letter, which picks a target of the table below, and the files that the target
- * reads, separated by SEPARATOR. `make fuzz` builds the fuzzer and runs it on the inputs of
- * test/corpus, where what it found in the past lies too; test/test_fuzz.c runs them in `make test`.
- * A parser may accept or refuse; it must do so in bounds, in bounded time and without a leak. */
+ * reads, separated by SEPARATOR. A parser may accept or refuse them; it must do so in bounds, in
+ * bounded time and without a leak.
+ *
+ * `make fuzz minutes=60` goes on from the inputs of test/corpus, which `make test` runs too
+ * (test/test_fuzz.c). It ends at a finding, a file build/fuzz/found-…: mend the parser, and add the
+ * file to test/corpus. Inputs that reach more of the code come to lie in build/fuzz/corpus;
+ * `build/fuzz/fuzz_parsers -merge=1 test/corpus build/fuzz/corpus` takes over what adds to it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
