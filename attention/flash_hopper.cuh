@@ -1,9 +1,9 @@
 /* flash_hopper: what its forward and backward share. Tiles, roles and pipelines for Hopper (sm_90a),
  * after FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608).
  *
- * A block has one producer warpgroup, of which one thread starts the bulk copies, and consumer
- * warpgroups, which own 64 rows each of the block's tile and share the streamed tiles of the other
- * side. Blocks stay for the whole launch, one on each multiprocessor: the producer takes the next
+ * A block has one producer warpgroup, of which one thread in the forward and one of each warp in the
+ * backward start the bulk copies, and consumer warpgroups, which own 64 rows each of the block's tile
+ * and share the streamed tiles of the other side. Blocks stay for the whole launch, one on each multiprocessor: the producer takes the next
  * item of work from a counter and hands its number to the consumers, so that the loads of an item
  * run under the end of the one before.
  *

@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(BackwardTiles<D>::THREADS, 1)
                                                                    dout_tile(used), 0, 0, false);
                 wgmma_commit();
                 if (t > 1)
-                    hand_over();
+                    hand_over(); /* dQ of the step before: its stores have had time to end */
 
                 if (p.mask.cuts(i0, j0 + warp_row, 16))
                     p.mask.apply_transposed(scores, j0 + warp_row, i0);

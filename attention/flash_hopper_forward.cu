@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(ForwardTiles<D>::THREADS, 1)
         prefetch_map(&call.v);
         prefetch_map(&call.o);
         unsigned loaded = 0, item = blockIdx.x;
-        wait_for_last_kernel();
+        wait_for_last_kernel(); /* whose counter this thread alone reads */
         for (unsigned use = 0;; use++) {
             items.publish(use, item);
             if (item >= call.items)
@@ -125,6 +125,8 @@ __global__ void __launch_bounds__(ForwardTiles<D>::THREADS, 1)
         acquire_registers<Tiles::REGISTERS>();
         const int group = uniform(threadIdx.x / WARPGROUP) - 1, lane = threadIdx.x % 32;
         const int row0 = 64 * group + threadIdx.x % WARPGROUP / 32 * 16; /* of this warp */
+        /* Named barriers; 0 is __syncthreads'. A turn's is waited for by its warpgroup and arrived at
+         * by the one before. */
         const int my_turn = 1 + group, next_turn = 1 + (group + 1) % CONSUMERS;
         const int own_barrier = 1 + CONSUMERS + group;
         const bool leader = threadIdx.x % WARPGROUP == 0;
@@ -133,7 +135,7 @@ __global__ void __launch_bounds__(ForwardTiles<D>::THREADS, 1)
         const auto stage_of = [&](unsigned use, uint32_t tensor) {
             return typename Tiles::Keys{base + tensor + use % STAGES * Tiles::Keys::BYTES};
         };
-        if (group == CONSUMERS - 1)
+        if (group == CONSUMERS - 1) /* the first turn is the first warpgroup's */
             barrier_arrive(next_turn, 2 * WARPGROUP);
 
         unsigned used = 0, item;
@@ -172,8 +174,8 @@ __global__ void __launch_bounds__(ForwardTiles<D>::THREADS, 1)
                     q = load_operand(q_tile, 0);
                     q_ring.release(use);
                 }
-                const auto start_scores = [&](unsigned use) {
-                    const typename Tiles::Keys k_tile = stage_of(use, Tiles::K);
+                const auto start_scores = [&](unsigned stage) {
+                    const typename Tiles::Keys k_tile = stage_of(stage, Tiles::K);
                     if constexpr (Tiles::HOLD)
                         start_product<K_ALONG_COLUMNS>(scores, q, k_tile, 0, 0, false);
                     else
@@ -181,12 +183,13 @@ __global__ void __launch_bounds__(ForwardTiles<D>::THREADS, 1)
                                                                            k_tile, 0, 0, false);
                     wgmma_commit();
                 };
-                const auto start_output = [&](unsigned use) {
-                    v_ring.wait_full(use);
-                    start_product<K_ALONG_ROWS>(out, probabilities, stage_of(use, Tiles::V), 0, 0,
-                                                true);
+                const auto start_output = [&](unsigned stage) {
+                    v_ring.wait_full(stage);
+                    start_product<K_ALONG_ROWS>(out, probabilities, stage_of(stage, Tiles::V), 0,
+                                                0, true);
                     wgmma_commit();
                 };
+                /* The first S and the last P V of an item are single products, outside the turns. */
                 k_ring.wait_full(used);
                 wgmma_fence();
                 start_scores(used);
@@ -255,7 +258,7 @@ __global__ void __launch_bounds__(ForwardTiles<D>::THREADS, 1)
             if (leader)
                 store_tile(out_tile, &call.o, own_i0, work.h, work.b);
         }
-        if (group == 0)
+        if (group == 0) /* and the last, which nobody took */
             barrier_sync(my_turn, 2 * WARPGROUP);
         if (leader)
             store_wait_read();

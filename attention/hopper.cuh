@@ -75,8 +75,9 @@ __device__ __forceinline__ void pin(float (&acc)[1][N][4]) {
 }
 
 /* The compiler moves waits up over arithmetic, and so what should run under a product to behind it.
- * It does not move them over a store to shared memory: this one, which never happens, needs x >= 0
- * and so all that x is computed from. */
+ * It does not move them over a store to shared memory: this one needs x, and so all that x is
+ * computed from. It never happens, as long as the caller's x is at most 2^127 (or NaN); `shared` is any
+ * address. */
 __device__ __forceinline__ void finish_before_wait(float x, uint32_t shared) {
     asm volatile("{\n.reg .pred p;\nsetp.gt.f32 p, %0, 0f7F000000;\n@p st.shared.f32 [%1], %0;\n}\n" ::"f"(x), "r"(shared) : "memory");
 }
