@@ -3,9 +3,9 @@
  *
  * A block has one producer warpgroup, of which one thread in the forward and one of each warp in the
  * backward start the bulk copies, and consumer warpgroups, which own 64 rows each of the block's tile
- * and share the streamed tiles of the other side. Blocks stay for the whole launch, one on each multiprocessor: the producer takes the next
- * item of work from a counter and hands its number to the consumers, so that the loads of an item
- * run under the end of the one before.
+ * and share the streamed tiles of the other side. Blocks stay for the whole launch, one on each
+ * multiprocessor: the producer takes the next item of work from a counter and hands its number to
+ * the consumers, so that the loads of an item run under the end of the one before.
  *
  * HS is padded to D = 64 or 128 by the copy engine, which reads zeros outside the tensors and drops
  * what is stored there. */
