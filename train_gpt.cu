@@ -29,6 +29,7 @@ typedef struct {
     Run run;
     TrainerState state;
     bool diverged;
+    bool tokenizer_given; /* on the command line, not by the record of a run */
     int32_t *tokens, *targets;
 } Trainer;
 
@@ -181,6 +182,21 @@ static bool start_model(Trainer *t, const char *base, const GptConfig *config) {
     return true;
 }
 
+/* A run that starts from a model goes on with the model's tokenizer, unless another one is given;
+ * "char" is the model's, if that is one of characters. NULL: the one that the options say. */
+static bool base_tokenizer(const Trainer *t, const char *base, Tokenizer **tokenizer) {
+    *tokenizer = NULL;
+    bool given = t->tokenizer_given && !options.resume;
+    if (given && strcmp(options.tokenizer, "char") != 0) return true;
+    *tokenizer = open_tokenizer(base);
+    if (given && *tokenizer && strcmp(tokenizer_kind(*tokenizer), "char") != 0) {
+        tokenizer_free(*tokenizer);
+        *tokenizer = NULL;
+    }
+    return *tokenizer || given ||
+           error_set("%s; --tokenizer=DIRECTORY, or bytes, says what to use", error_message());
+}
+
 static bool open_data_and_model(Trainer *t) {
     GptConfig config;
     Tokenizer *tokenizer = NULL;
@@ -189,9 +205,12 @@ static bool open_data_and_model(Trainer *t) {
     if (base && !checkpoint_path(base, path, sizeof path)) return false;
     if (base) base = path;
     if (!options_model(options_train, t->device->type, base, &config)) return false;
-    if (base && !corpus_is_shards(options.data) && !(tokenizer = open_tokenizer(base)))
-        return false;
+    bool shards = corpus_is_shards(options.data);
+    if (base && !shards && !base_tokenizer(t, base, &tokenizer)) return false;
     if (!open_corpus(&t->corpus, tokenizer, config.V, options.val_fraction)) return false;
+    if (t->tokenizer_given && (shards || options.resume) &&
+        !check_tokenizer(t->corpus.tokenizer, options.tokenizer))
+        return false;
     if (!base) config.V = t->corpus.V;
     if (!check_vocabulary(t->corpus.V, &config) || !start_model(t, base, &config)) return false;
     options_resolve(&config, t->loader.T);
@@ -232,6 +251,8 @@ static bool open_run(Trainer *t) {
 
 static bool prepare(Trainer *t) {
     bool good = !options.resume || (options.run[0] || error_set("--resume needs --run=DIRECTORY"));
+    for (const Flag *flag = options_train; flag->name; flag++)
+        if (strcmp(flag->name, "tokenizer") == 0) t->tokenizer_given = flag->given;
     good = good && (!options.resume ||
                     (run_name(&t->run, options.run) && run_read_flags(&t->run, options_train)));
     good = good && (t->device = open_device(t->comm)) != NULL;

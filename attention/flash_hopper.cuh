@@ -1,21 +1,21 @@
-/* flash_hopper: what its forward and backward share. Tiles, roles and pipelines for Hopper (sm_90a),
- * after FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608).
+/* flash_hopper: what its forward and backward share. Tiles, roles and pipelines for Hopper
+ * (sm_90a), after FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608).
  *
- * A block has one producer warpgroup, of which one thread in the forward and one of each warp in the
- * backward start the bulk copies, and consumer warpgroups, which own 64 rows each of the block's tile
- * and share the streamed tiles of the other side. Blocks stay for the whole launch, one on each
- * multiprocessor: the producer takes the next item of work from a counter and hands its number to
- * the consumers, so that the loads of an item run under the end of the one before.
+ * A block has one producer warpgroup, of which one thread in the forward and one of each warp in
+ * the backward start the bulk copies, and consumer warpgroups, which own 64 rows each of the
+ * block's tile and share the streamed tiles of the other side. Blocks stay for the whole launch,
+ * one on each multiprocessor: the producer takes the next item of work from a counter and hands
+ * its number to the consumers, so that the loads of an item run under the end of the one before.
  *
- * HS is padded to D = 64 or 128 by the copy engine, which reads zeros outside the tensors and drops
- * what is stored there. */
+ * HS is padded to D = 64 or 128 by the copy engine, which reads zeros outside the tensors and
+ * drops what is stored there. */
 #ifndef ATTENTION_FLASH_HOPPER_CUH
 #define ATTENTION_FLASH_HOPPER_CUH
 
 #include "attention/flash_problem.cuh"
 #include "attention/hopper.cuh"
 
-/* A program's code for other GPUs has empty kernels, which flash_hopper_supported never lets run. */
+/* A program's code for other GPUs has empty kernels; flash_hopper_supported never lets them run. */
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr bool HOPPER_KERNELS_EXIST = false;
 #else
@@ -102,8 +102,8 @@ __device__ __forceinline__ void store_tile(Tile tile, const CUtensorMap *map, in
     store_commit();
 }
 
-/* The map of a (B,T,heads,HS) view whose rows are aligned to 16 bytes, for boxes of `rows` rows and 64
- * columns. */
+/* The map of a (B,T,heads,HS) view whose rows are aligned to 16 bytes, for boxes of `rows` rows
+ * and 64 columns. */
 CUtensorMap flash_hopper_map(AttentionView view, size_t B, size_t T, size_t heads, size_t HS,
                              unsigned rows);
 

@@ -2,12 +2,12 @@
  * after FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608).
  *
  * A block owns 128 keys, a consumer warpgroup 64 of them, and streams the queries. As there, the
- * products are transposed, Sᵀ = K Qᵀ and dPᵀ = V dOᵀ, so that P and dS are A operands from registers
- * of dV += Pᵀ dO and dK += dSᵀ Q. dS also goes to shared memory, where both warpgroups read all of
- * it for their halves of dQ = dS K, which is added to a float sum in global memory.
+ * products are transposed, Sᵀ = K Qᵀ and dPᵀ = V dOᵀ, so that P and dS are A operands from
+ * registers of dV += Pᵀ dO and dK += dSᵀ Q. dS also goes to shared memory, where both warpgroups
+ * read all of it for their halves of dQ = dS K, which is added to a float sum in global memory.
  *
- * What runs under what: dP under the exponentials, dV under dS, dK under dS's way to shared memory,
- * and behind dQ the next tile's S, under dQ's way to the warp that adds it to memory. */
+ * What runs under what: dP under the exponentials, dV under dS, dK under dS's way to shared
+ * memory, and behind dQ the next tile's S, under dQ's way to the warp that adds it to memory. */
 #include "attention/flash_hopper.cuh"
 
 namespace {
@@ -144,8 +144,8 @@ __global__ void __launch_bounds__(BackwardTiles<D>::THREADS, 1)
                 items.publish(use, item);
                 if (item >= call.items)
                     break;
-                /* Long on its way. An item taken ahead of its time would hold up those that wait for
-                 * its additions. */
+                /* Long on its way. An item taken ahead of its time would hold up those that wait
+                 * for its additions. */
                 int ticket = call.turns ? 0 : atomicAdd(call.next, 1);
                 const Work work = work_of(item);
                 const Barrier kv_full = kv_ring.full(use);
@@ -335,8 +335,8 @@ __global__ void __launch_bounds__(BackwardTiles<D>::THREADS, 1)
                     start_product<KEYS, K_ALONG_ROWS, K_ALONG_ROWS>(dq, ds_tile, 0, 0, k_tile, 0,
                                                                     64 * w, false);
                 wgmma_commit();
-                /* After the last tile its scores once more, unused: a branch would make the compiler
-                 * wait for each product. */
+                /* After the last tile its scores once more, unused: a branch would make the
+                 * compiler wait for each product. */
                 const unsigned next = t < steps ? used + 1 : used;
                 q_ring.wait_full(next);
                 start_product<D, K_ALONG_COLUMNS, K_ALONG_COLUMNS>(scores, k_tile, 64 * w, 0,

@@ -1,10 +1,11 @@
-/* flash_hopper, forward: O = dropout(softmax(scale · Q Kᵀ + mask)) V and LSE: flash_mma_forward.cu's
- * recurrence, scheduled as in FlashAttention-3 (Shah et al. 2024, arXiv 2407.08608).
+/* flash_hopper, forward: O = dropout(softmax(scale · Q Kᵀ + mask)) V and LSE:
+ * flash_mma_forward.cu's recurrence, scheduled as in FlashAttention-3 (Shah et al. 2024, arXiv
+ * 2407.08608).
  *
- * In step j a consumer warpgroup starts S_j = Q K_jᵀ and, behind it, O += P_{j-1} V_{j-1}; the second
- * runs under the mask, the maxima and the corrections of S_j, and O is corrected among the
- * exponentials, which leave the multipliers idle. The warpgroups take turns at starting products, so
- * that one's softmax lies under the others' products. */
+ * In step j a consumer warpgroup starts S_j = Q K_jᵀ and, behind it, O += P_{j-1} V_{j-1}; the
+ * second runs under the mask, the maxima and the corrections of S_j, and O is corrected among the
+ * exponentials, which leave the multipliers idle. The warpgroups take turns at starting products,
+ * so that one's softmax lies under the others' products. */
 #include <cudaTypedefs.h>
 
 #include "attention/flash_hopper.cuh"
@@ -125,8 +126,8 @@ __global__ void __launch_bounds__(ForwardTiles<D>::THREADS, 1)
         acquire_registers<Tiles::REGISTERS>();
         const int group = uniform(threadIdx.x / WARPGROUP) - 1, lane = threadIdx.x % 32;
         const int row0 = 64 * group + threadIdx.x % WARPGROUP / 32 * 16; /* of this warp */
-        /* Named barriers; 0 is __syncthreads'. A turn's is waited for by its warpgroup and arrived at
-         * by the one before. */
+        /* Named barriers; 0 is __syncthreads'. A turn's is waited for by its warpgroup and arrived
+         * at by the one before. */
         const int my_turn = 1 + group, next_turn = 1 + (group + 1) % CONSUMERS;
         const int own_barrier = 1 + CONSUMERS + group;
         const bool leader = threadIdx.x % WARPGROUP == 0;
@@ -189,7 +190,7 @@ __global__ void __launch_bounds__(ForwardTiles<D>::THREADS, 1)
                                                 0, true);
                     wgmma_commit();
                 };
-                /* The first S and the last P V of an item are single products, outside the turns. */
+                /* The first S and the last P V of an item are alone, outside the turns. */
                 k_ring.wait_full(used);
                 wgmma_fence();
                 start_scores(used);

@@ -107,8 +107,9 @@ inline FlashProblem describe(const Attention *problem, const AttentionTensors *t
     return p;
 }
 
-/* p.lse2 and p.delta, from O, dO and LSE. What a family adds to afterwards becomes 0 on the way: zeros,
- * if not NULL, of (B·NH·rows, columns) floats, columns a multiple of 32, and `count` counters. */
+/* p.lse2 and p.delta, from O, dO and LSE. What a family adds to afterwards becomes 0 on the way:
+ * zeros, if not NULL, of (B·NH·rows, columns) floats, columns a multiple of 32, and `count`
+ * counters. */
 void flash_statistics(const FlashProblem &p, float *zeros, int columns, unsigned *counters,
                       size_t count, cudaStream_t stream);
 

@@ -1,6 +1,6 @@
-/* What the backward needs of each row: D = rowsum(dO ∘ O) (Dao et al. 2022, arXiv 2205.14135, section
- * 3.1 and appendix B) and LSE in base 2, padded to whole tiles with the values of a row that does
- * nothing: P = exp2(S - ∞) = 0. */
+/* What the backward needs of each row: D = rowsum(dO ∘ O) (Dao et al. 2022, arXiv 2205.14135,
+ * section 3.1 and appendix B) and LSE in base 2, padded to whole tiles with the values of a row
+ * that does nothing: P = exp2(S - ∞) = 0. */
 #include "attention/flash_problem.cuh"
 #include "attention/mma_tile.cuh"
 

@@ -1,14 +1,14 @@
 /* The instructions of the sm_90a path (PTX ISA, "Asynchronous warpgroup matrix instructions",
  * "Asynchronous copy", "mbarrier"), one function each.
  *
- * A warpgroup is 4 warps whose first index is a multiple of 4. Warp w of it holds rows 16w … 16w+15
- * of a 64-row accumulator, and lane l of a warp holds of these the elements acc[0][n][2i + c], i, c
- * in {0,1}: row l/4 + 8i, column 8n + 2(l%4) + c. That is mma.cuh's layout with M = 1, and the
- * accumulator of one product, packed, is the A operand of the next.
+ * A warpgroup is 4 warps whose first index is a multiple of 4. Warp w of it holds rows 16w …
+ * 16w+15 of a 64-row accumulator, and lane l of a warp holds of these the elements acc[0][n][2i +
+ * c], i, c in {0,1}: row l/4 + 8i, column 8n + 2(l%4) + c. That is mma.cuh's layout with M = 1,
+ * and the accumulator of one product, packed, is the A operand of the next.
  *
- * A tile of ROWS rows in shared memory is stored as blocks of 64 columns, each ROWS × 128 bytes at a
- * multiple of 1024, with the 16-byte chunks of row r permuted by c ^ (r % 8): the 128-byte swizzle,
- * which the copy engine writes and the tensor cores read. */
+ * A tile of ROWS rows in shared memory is stored as blocks of 64 columns, each ROWS × 128 bytes at
+ * a multiple of 1024, with the 16-byte chunks of row r permuted by c ^ (r % 8): the 128-byte
+ * swizzle, which the copy engine writes and the tensor cores read. */
 #ifndef ATTENTION_HOPPER_CUH
 #define ATTENTION_HOPPER_CUH
 
@@ -74,12 +74,16 @@ __device__ __forceinline__ void pin(float (&acc)[1][N][4]) {
             asm volatile("" : "+f"(acc[0][n][e])::"memory");
 }
 
-/* The compiler moves waits up over arithmetic, and so what should run under a product to behind it.
- * It does not move them over a store to shared memory: this one needs x, and so all that x is
- * computed from. It never happens, as long as the caller's x is at most 2^127 (or NaN); `shared` is any
- * address. */
+/* The compiler moves waits up over arithmetic, and so what should run under a product to behind
+ * it. It does not move them over a store to shared memory: this one needs x, and so all that x is
+ * computed from. It never happens, as long as the caller's x is at most 2^127 (or NaN); `shared`
+ * is any address. */
 __device__ __forceinline__ void finish_before_wait(float x, uint32_t shared) {
-    asm volatile("{\n.reg .pred p;\nsetp.gt.f32 p, %0, 0f7F000000;\n@p st.shared.f32 [%1], %0;\n}\n" ::"f"(x), "r"(shared) : "memory");
+    asm volatile("{\n.reg .pred p;\n"
+                 "setp.gt.f32 p, %0, 0f7F000000;\n"
+                 "@p st.shared.f32 [%1], %0;\n}\n" ::"f"(x),
+                 "r"(shared)
+                 : "memory");
 }
 
 #define WGMMA_D0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
@@ -298,8 +302,8 @@ __device__ __forceinline__ void fence_async_all() {
 /* `bytes` of floats (a multiple of 16) in shared memory are added to those at target, which is
  * aligned to 16; committed and waited for like a store. */
 __device__ __forceinline__ void add_bytes(float *target, uint32_t source, uint32_t bytes) {
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(
-                     target),
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 "
+                 "[%0], [%1], %2;\n" ::"l"(target),
                  "r"(source), "r"(bytes)
                  : "memory");
 }

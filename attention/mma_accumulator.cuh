@@ -1,5 +1,5 @@
-/* Accumulators of the tensor cores, float acc[M][N][4]: this lane's part of 16·M rows and 8·N columns
- * (mma.cuh), and what becomes of them between products. */
+/* Accumulators of the tensor cores, float acc[M][N][4]: this lane's part of 16·M rows and 8·N
+ * columns (mma.cuh), and what becomes of them between products. */
 #ifndef ATTENTION_MMA_ACCUMULATOR_CUH
 #define ATTENTION_MMA_ACCUMULATOR_CUH
 

@@ -16,8 +16,8 @@ static const off_t cached_bytes = (off_t)16 << 20;
 bool corpus_is_shards(const char *path) {
     size_t n = strlen(path);
     struct stat status;
-    return (n > 4 && strcmp(path + n - 4, ".bin") == 0) || strpbrk(path, "*?[") ||
-           (stat(path, &status) == 0 && S_ISDIR(status.st_mode));
+    if (n > 4 && strcmp(path + n - 4, ".bin") == 0) return true;
+    return stat(path, &status) == 0 ? S_ISDIR(status.st_mode) : strpbrk(path, "*?[") != NULL;
 }
 
 /* A validation predicts tokens, each from those before it. */

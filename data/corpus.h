@@ -16,7 +16,8 @@ typedef struct {
     Dataset *validation; /* NULL if there is none */
 } Corpus;
 
-/* Whether the path names token shards: a directory, a glob, or a file ending in .bin. */
+/* Whether the path names token shards: a directory, a file ending in .bin, or, where there is no
+ * file of that name, a glob. */
 bool corpus_is_shards(const char *path);
 
 /* A text: `tokenizer` is used and owned if not NULL (a checkpoint's), else the one that `name`

@@ -41,9 +41,35 @@ static bool list_directory(Paths *paths, const char *directory, const char *endi
     return listed;
 }
 
+/* The pattern in which the leading directories that exist, as many as do, stand for themselves. To
+ * be freed; NULL with error_message(). */
+static char *escape_directories(const char *pattern) {
+    size_t prefix = strlen(pattern), used = 0;
+    char *escaped = malloc(2 * prefix + 1);
+    struct stat status;
+    if (escaped == NULL) {
+        error_set("no memory for a path of %zu bytes", prefix);
+        return NULL;
+    }
+    do {
+        while (prefix > 0 && pattern[--prefix] != '/') continue;
+        memcpy(escaped, pattern, prefix);
+        escaped[prefix] = '\0';
+    } while (prefix > 0 && stat(escaped, &status) != 0);
+    for (size_t i = 0; i < prefix; i++) {
+        if (strchr("*?[]\\", pattern[i]) != NULL) escaped[used++] = '\\';
+        escaped[used++] = pattern[i];
+    }
+    strcpy(escaped + used, pattern + prefix);
+    return escaped;
+}
+
 static bool list_pattern(Paths *paths, const char *pattern) {
     glob_t found;
-    int status = glob(pattern, GLOB_NOSORT, NULL, &found);
+    char *escaped = escape_directories(pattern);
+    if (escaped == NULL) return false;
+    int status = glob(escaped, GLOB_NOSORT, NULL, &found);
+    free(escaped);
     if (status == GLOB_NOMATCH)
         return error_set(
             "%s: there is no such file or directory, and no file matches it as a "

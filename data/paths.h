@@ -16,8 +16,8 @@ typedef struct {
 } Paths;
 
 /* Adds what the name stands for, sorted by bytes, so that the locale changes nothing: itself if
- * that exists, even if it looks like a pattern, else the files that match it. With an ending such
- * as ".bin", a directory stands for its files that end so. False with error_message() if there is
+ * that exists, even if it looks like a pattern, else the files that match it; so do the directories
+ * that a pattern begins with, if they exist. With an ending such as ".bin", a directory stands for its files that end so. False with error_message() if there is
  * nothing of that name. */
 bool paths_add(Paths *paths, const char *name, const char *ending);
 void paths_free(Paths *paths);

@@ -75,6 +75,28 @@ Tokenizer *open_tokenizer(const char *checkpoint) {
     return checkpoint_home(checkpoint, home) ? tokenizer_load(home) : NULL;
 }
 
+static bool is_tokenizer(const Tokenizer *tokenizer, const char *name, bool *same) {
+    char mine[SHA256_HEX_BYTES], its[SHA256_HEX_BYTES];
+    *same = strcmp(tokenizer_kind(tokenizer), name) == 0;
+    if (strcmp(name, "char") == 0 || strcmp(name, "bytes") == 0) return true;
+    Tokenizer *named = tokenizer_load(name);
+    bool good = named && tokenizer_hash(tokenizer, mine) && tokenizer_hash(named, its);
+    *same = good && strcmp(mine, its) == 0;
+    tokenizer_free(named);
+    return good;
+}
+
+bool check_tokenizer(const Tokenizer *tokenizer, const char *name) {
+    bool same;
+    if (!tokenizer)
+        return error_set("--tokenizer=%s: these shards have no tokenizer; it goes with a text",
+                         name);
+    return is_tokenizer(tokenizer, name, &same) &&
+           (same || error_set("--tokenizer=%s is another tokenizer than the one that the data was, "
+                              "or the run began, with; leave the option out",
+                              name));
+}
+
 bool check_vocabulary(size_t V, const GptConfig *config) {
     return V <= config->V ||
            error_set("the text has a vocabulary of %zu, but the model's is %zu", V, config->V);

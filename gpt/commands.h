@@ -46,6 +46,10 @@ Gpt *open_checkpoint_as(Device *device, GptConfig *config, const GptOptions *siz
 /* The tokenizer of a checkpoint; NULL with error_message(). */
 Tokenizer *open_tokenizer(const char *checkpoint);
 
+/* Whether --tokenizer=name, given beside this tokenizer that goes with the data or the run, is the
+ * same; NULL: there is none. */
+bool check_tokenizer(const Tokenizer *tokenizer, const char *name);
+
 /* A vocabulary's V tokens must be rows of the embedding. */
 bool check_vocabulary(size_t V, const GptConfig *config);
 

@@ -1,17 +1,18 @@
 /* Rung 10: blocks that stay, with equal shares of work.
  *
- * The change: one block for each multiprocessor, which works through a list of items, an item being
- * 128 queries of a head. The producer loads the next item's Q, K and V while the consumers still
- * finish this one, and the output leaves through shared memory by a bulk copy of its own, so the
- * tensor cores see no beginning and no end between items.
+ * The change: one block for each multiprocessor, which works through a list of items, an item
+ * being 128 queries of a head. The producer loads the next item's Q, K and V while the consumers
+ * still finish this one, and the output leaves through shared memory by a bulk copy of its own, so
+ * the tensor cores see no beginning and no end between items.
  *
  * Under a causal mask items are unequal. They are taken longest first, heads in sections whose K
  * and V fit the L2 together (find_place), and dealt back and forth: block x of G gets items x,
  * 2G-1-x, 2G+x, …, so that whoever got the longer in one round gets the shorter in the next.
  *
- * That rule loses more than the overlap gains: where a section's tiles and a round's blocks are out of
- * step, the same blocks get the longer items each time. The production file takes items from a counter
- * instead; besides, it has three consumers at head size 64, and Q in registers at 128.
+ * That rule loses more than the overlap gains: where a section's tiles and a round's blocks are
+ * out of step, the same blocks get the longer items each time. The production file takes items
+ * from a counter instead; besides, it has three consumers at head size 64, and Q in registers at
+ * 128.
  *
  * Measured (NVIDIA H200, T=4096, causal, TFLOP/s): HS=128 400 (58%). */
 #include "dev/attention/hopper_rungs.cuh"
