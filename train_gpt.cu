@@ -322,9 +322,10 @@ static void print_usage(FILE *file) {
 }
 
 int main(int argc, char **argv) {
-    /* Without these three, a file of ours could be opened in the place of stdout. */
+    /* Without these three, a file of ours could be opened in the place of stdout. Of what was closed
+     * only stderr is written to without an error. */
     for (int fd = 0; fd < 3; fd++)
-        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) return 2;
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 2 ? O_RDWR : O_RDONLY) < 0) return 2;
     size_t c = 0;
     while (c < COMMANDS && (argc < 2 || strcmp(argv[1], commands[c].name) != 0)) c++;
     bool help =

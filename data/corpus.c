@@ -1,10 +1,12 @@
 #include "data/corpus.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "data/token_cache.h"
+#include "data/tokenize_record.h"
 #include "runtime/error.h"
 #include "runtime/files.h"
 
@@ -90,12 +92,9 @@ static bool encode_in_memory(Corpus *corpus, const char *path, const char *name,
     return good;
 }
 
-static bool encode_in_cache(Corpus *corpus, const char *path, double fraction) {
-    char shards[FILE_PATH_BYTES];
+static bool open_cached(Corpus *corpus, const char *shards, double fraction) {
     size_t V = corpus->V = tokenizer_vocabulary(corpus->tokenizer), held_out;
-    if (!token_cache_find(path, corpus->tokenizer, shards) ||
-        !(corpus->train = dataset_from_shards(shards, V, /*scan=*/false)))
-        return false;
+    if (!(corpus->train = dataset_from_shards(shards, V, /*scan=*/false))) return false;
     size_t count = dataset_tokens(corpus->train);
     if (!hold_out(count, fraction, &held_out)) return false;
     dataset_restrict(corpus->train, 0, count - held_out);
@@ -110,18 +109,57 @@ static bool is_large(const char *path) {
     return stat(path, &status) == 0 && S_ISREG(status.st_mode) && status.st_size >= cached_bytes;
 }
 
+/* The shards of a text that is worth a cache; false if it is to be encoded in memory, as if there
+ * is no place to keep them. */
+static bool find_cached(const Corpus *corpus, const char *path, char shards[FILE_PATH_BYTES]) {
+    if (!corpus->tokenizer || strcmp(tokenizer_kind(corpus->tokenizer), "bpe") != 0 ||
+        !is_large(path))
+        return false;
+    if (token_cache_find(path, corpus->tokenizer, shards)) return true;
+    fprintf(stderr, "the tokens of the text are not kept for the next run: %s\n", error_message());
+    return false;
+}
+
+static bool ends_in(const char *path, const char *ending) {
+    size_t n = strlen(path), m = strlen(ending);
+    return n > m && strcmp(path + n - m, ending) == 0;
+}
+
+static bool is_gzip(const char *path) {
+    struct stat status;
+    if (stat(path, &status) != 0 || !S_ISREG(status.st_mode)) return false;
+    FILE *file = fopen(path, "rbe");
+    bool gzip = file != NULL && fgetc(file) == 0x1f && fgetc(file) == 0x8b;
+    if (file != NULL) fclose(file);
+    return gzip;
+}
+
+/* Of anything else a model would learn the packing instead of the text. */
+static bool check_plain(const char *path) {
+    static const char *const json[] = {".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"};
+    bool lines = false;
+    for (size_t i = 0; i < sizeof json / sizeof json[0]; i++) lines |= ends_in(path, json[i]);
+    return (!lines && !is_gzip(path)) ||
+           error_set("%s is %s, not a plain text; use tokenize first, and then what it makes", path,
+                     lines ? "JSON lines by its name" : "gzipped");
+}
+
 bool corpus_open_text(Corpus *corpus, const char *path, Tokenizer *tokenizer, const char *name,
                       double fraction) {
     memset(corpus, 0, sizeof *corpus);
     corpus->tokenizer = tokenizer;
+    if (!check_plain(path)) {
+        corpus_close(corpus);
+        return false;
+    }
     if (!tokenizer && strcmp(name, "bytes") != 0 && strcmp(name, "char") != 0 &&
         !(corpus->tokenizer = tokenizer_load(name)))
         return false;
-    bool cached = corpus->tokenizer && strcmp(tokenizer_kind(corpus->tokenizer), "bpe") == 0 &&
-                  is_large(path);
-    bool good = (cached ? encode_in_cache(corpus, path, fraction)
-                        : encode_in_memory(corpus, path, name, fraction)) &&
-                check_validation(corpus);
+    char shards[FILE_PATH_BYTES];
+    bool good =
+        (find_cached(corpus, path, shards) ? open_cached(corpus, shards, fraction)
+                                           : encode_in_memory(corpus, path, name, fraction)) &&
+        check_validation(corpus);
     if (!good) {
         error_set("%s: %s", path, error_message());
         corpus_close(corpus);
@@ -172,7 +210,7 @@ bool corpus_open_shards(Corpus *corpus, CorpusFormat format, const char *train,
     corpus->V = V;
     bool good = true;
     if (format == CORPUS_SHARDS && has_file(train, "manifest.json")) {
-        good = (corpus->tokenizer = tokenizer_load(train)) != NULL;
+        good = tokenize_check_shards(train) && (corpus->tokenizer = tokenizer_load(train)) != NULL;
         if (good) corpus->V = tokenizer_vocabulary(corpus->tokenizer);
     }
     if (good && validation)

@@ -20,7 +20,7 @@ typedef struct {
  * file of that name, a glob. */
 bool corpus_is_shards(const char *path);
 
-/* A text: `tokenizer` is used and owned if not NULL (a checkpoint's), else the one that `name`
+/* A text, neither gzipped nor JSON lines: `tokenizer` is used and owned if not NULL (a checkpoint's), else the one that `name`
  * says is made: "char", "bytes", or that of a directory. A large text with a BPE tokenizer is
  * tokenized into a cache (data/token_cache.h). The last `fraction` of the tokens is for
  * validation. */

@@ -16,8 +16,11 @@ static bool read_file(const char *path, TextFormat format, const Tokenizer *toke
                       SurveyFile *file, Visit *visit, void *context, Progress *progress,
                       uint64_t before) {
     struct stat status; /* what cannot be read twice is no file for this */
-    if (stat(path, &status) == 0 && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))
-        return error_set("%s: is not a file", path);
+    if (stat(path, &status) == 0) {
+        if (!S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))
+            return error_set("%s: is not a file", path);
+        file->modified = status.st_mtim;
+    }
     TextSource *source = text_open(path, format, tokenizer);
     if (source == NULL) return false;
     TextPiece piece;
@@ -54,6 +57,16 @@ bool survey_files(Survey *survey, const Paths *paths, TextFormat format,
                                            : "there is no text in this file and the others");
     if (!good) survey_free(survey);
     return good;
+}
+
+bool survey_same(const Survey *survey, size_t i, uint64_t text_bytes) {
+    const SurveyFile *file = &survey->file[i];
+    struct stat status;
+    return (stat(survey->paths->path[i], &status) == 0 && (uint64_t)status.st_size == file->bytes &&
+            status.st_mtim.tv_sec == file->modified.tv_sec &&
+            status.st_mtim.tv_nsec == file->modified.tv_nsec && text_bytes == file->text_bytes) ||
+           error_set("%s: changed while it was read; start again when it is at rest",
+                     survey->paths->path[i]);
 }
 
 void survey_free(Survey *survey) {

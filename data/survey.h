@@ -3,6 +3,8 @@
 #ifndef DATA_SURVEY_H
 #define DATA_SURVEY_H
 
+#include <time.h>
+
 #include "data/paths.h"
 #include "data/text_source.h"
 #include "runtime/sha256.h"
@@ -17,6 +19,7 @@ typedef struct {
     uint64_t text_bytes; /* uncompressed */
     uint64_t documents;
     char sha256[SHA256_HEX_BYTES]; /* of the file */
+    struct timespec modified;
 } SurveyFile;
 
 typedef struct {
@@ -29,6 +32,8 @@ typedef struct {
 bool survey_files(Survey *survey, const Paths *paths, TextFormat format,
                   const Tokenizer *tokenizer);
 void survey_free(Survey *survey);
+/* Whether a file, read again to its end, is what it was; text_bytes: found this time. */
+bool survey_same(const Survey *survey, size_t file, uint64_t text_bytes);
 
 /* The tokenizer of all characters that occur in the documents. NULL with error_message(). */
 Tokenizer *survey_characters(const Paths *paths, TextFormat format);

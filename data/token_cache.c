@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "data/tokenize.h"
+#include "data/tokenize_record.h"
 #include "runtime/error.h"
 #include "runtime/sha256.h"
 
@@ -27,7 +27,7 @@ static bool cache_directory(char directory[FILE_PATH_BYTES]) {
     if (chosen != NULL && chosen[0] != '\0') {
         if (snprintf(base, sizeof base, "%s", chosen) >= (int)sizeof base)
             return error_set("the path %.60s... is too long", chosen);
-    } else if (home == NULL || !file_join(base, home, ".cache")) {
+    } else if (home == NULL || home[0] == '\0' || !file_join(base, home, ".cache")) {
         return error_set("neither HOME nor XDG_CACHE_HOME says where to keep the tokens of a text");
     }
     return make_directory(base) && file_join(directory, base, "tilegpt") &&
@@ -81,7 +81,8 @@ bool token_cache_find(const char *path, const Tokenizer *tokenizer, char shards[
         return false;
     int fd = lock(directory);
     if (fd < 0) return false;
-    bool good = file_exists(manifest) || make_shards(path, tokenizer, output);
+    bool found = file_exists(manifest) && tokenize_check_shards(output);
+    bool good = found || (directory_remove(output) && make_shards(path, tokenizer, output));
     close(fd);
     return good;
 }

@@ -21,7 +21,7 @@ typedef struct {
     int32_t separator; /* -1: none */
     Survey survey;
     cJSON *plan;
-    char staging[FILE_PATH_BYTES];
+    DirectoryReplacement output;
     TokenizeState state;
     ShardWriter writer[PARTS];
     TextSource *source; /* of the file state.input; NULL: to be opened */
@@ -56,6 +56,7 @@ static int next_piece(Job *job, TextPiece *piece) {
         if (job->source == NULL && !open_source(job)) return -1;
         int got = text_next(job->source, piece);
         if (got != 0) return got;
+        if (!survey_same(&job->survey, state->input, text_place(job->source).bytes)) return -1;
         text_close(job->source);
         job->source = NULL;
     }
@@ -133,7 +134,7 @@ static bool save(Job *job) {
         if (!shard_writer_sync(&job->writer[part])) return false;
     job->saved = log_seconds();
     job->saved_shards = whole_shards(job);
-    if (!tokenize_write_progress(job->staging, job->plan, &job->state)) return false;
+    if (!tokenize_write_progress(job->output.staging, job->plan, &job->state)) return false;
     job->writing = false;
     return true;
 }
@@ -183,17 +184,17 @@ static bool check_free(const char *output) {
 
 /* Readies OUTPUT.tmp, with what an interrupted run left there if it had the same plan. */
 static bool open_staging(Job *job) {
-    const char *output = job->options->output;
-    if (!directory_replace_name(output, job->staging)) return false;
-    if (!tokenize_read_progress(job->staging, job->plan, &job->state)) {
+    const char *staging = job->output.staging;
+    if (!directory_replace_open(&job->output, job->options->output)) return false;
+    if (!tokenize_read_progress(staging, job->plan, &job->state)) {
         job->state = (TokenizeState){0};
-        if (!directory_replace_begin(output, job->staging)) return false;
+        if (!directory_replace_clear(&job->output)) return false;
     }
     ShardWidth width = shard_width(tokenizer_vocabulary(job->options->tokenizer));
     static const char *const names[PARTS] = {"train", "val"};
     bool good = true;
     for (int part = 0; good && part < PARTS; part++)
-        good = shard_writer_open(&job->writer[part], job->staging, names[part], width,
+        good = shard_writer_open(&job->writer[part], staging, names[part], width,
                                  job->options->shard_tokens, job->state.tokens[part]);
     job->saved = log_seconds();
     job->saved_shards = whole_shards(job);
@@ -211,28 +212,29 @@ static bool check_parts(const Job *job) {
 }
 
 static bool finish(Job *job) {
+    const char *staging = job->output.staging;
     char progress[FILE_PATH_BYTES];
     if (!check_parts(job)) return false;
     job->writing = true;
     for (int part = 0; part < PARTS; part++)
         if (!shard_writer_finish(&job->writer[part])) return false;
-    if (!tokenizer_save(job->options->tokenizer, job->staging) ||
-        !tokenize_write_manifest(job->staging, job->plan, job->survey.paths, job->writer,
+    if (!tokenizer_save(job->options->tokenizer, staging) ||
+        !tokenize_write_manifest(staging, job->plan, job->survey.paths, job->writer,
                                  job->state.documents) ||
-        !file_join(progress, job->staging, "progress.json"))
+        !file_join(progress, staging, "progress.json"))
         return false;
     unlink(progress);
-    return directory_replace_commit(job->options->output, NULL);
+    return directory_replace_commit(&job->output, NULL);
 }
 
 /* What can be taken up again when the disk is well stays, and the sentence says so. */
-static void clean_up(const Job *job) {
+static void clean_up(Job *job) {
     char progress[FILE_PATH_BYTES];
-    if (job->staging[0] == '\0') return;
-    if (job->writing && file_join(progress, job->staging, "progress.json") && file_exists(progress))
+    if (job->writing && file_join(progress, job->output.staging, "progress.json") &&
+        file_exists(progress))
         error_set("%s; the same command goes on from there", error_message());
     else
-        directory_replace_abandon(job->options->output);
+        directory_replace_abandon(&job->output);
 }
 
 static bool encode_into_output(Job *job, TokenizeReport *report) {
@@ -242,10 +244,11 @@ static bool encode_into_output(Job *job, TokenizeReport *report) {
     for (int part = 0; part < PARTS; part++) {
         TokenizePart *counts = part == TRAIN ? &report->train : &report->validation;
         *counts = (TokenizePart){job->state.tokens[part], job->state.documents[part],
-                                 shard_writer_shards(&job->writer[part])};
+                                 good ? shard_writer_shards(&job->writer[part]) : 0};
         shard_writer_abandon(&job->writer[part]);
     }
     if (!good) clean_up(job);
+    directory_replace_pause(&job->output);
     return good;
 }
 
@@ -276,6 +279,8 @@ static bool choose_split(Job *job) {
 
 bool tokenize(const TokenizeOptions *options, TokenizeReport *report) {
     Job job = {.options = options,
+               .output.lock = -1,
+               .writer = {[TRAIN].fd = -1, [VALIDATION].fd = -1},
                .separator = tokenizer_special(options->tokenizer, "<|endoftext|>")};
     *report = (TokenizeReport){0};
     bool good = survey_files(&job.survey, options->inputs, options->format, options->tokenizer) &&

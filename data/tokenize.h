@@ -4,7 +4,7 @@
  * The files are looked at first (data/survey.h). Then they are read again, encoded by all threads,
  * and written into OUTPUT.tmp, which becomes OUTPUT when all is there. A run that was interrupted
  * is taken up by the next one with the same inputs, tokenizer and options, which ends in the same
- * bytes: OUTPUT.tmp/progress.json says how far it had come. One process at a time. */
+ * bytes: OUTPUT.tmp/progress.json says how far it had come. A second process is refused. */
 #ifndef DATA_TOKENIZE_H
 #define DATA_TOKENIZE_H
 

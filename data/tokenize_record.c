@@ -1,6 +1,8 @@
 #include "data/tokenize_record.h"
 
+#include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "data/json.h"
 #include "runtime/error.h"
@@ -192,6 +194,42 @@ bool tokenize_write_manifest(const char *directory, const cJSON *plan, const Pat
     return good;
 }
 
+static bool check_shard(const char *directory, const cJSON *shard) {
+    const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(shard, "name"));
+    char path[FILE_PATH_BYTES];
+    uint64_t bytes;
+    struct stat status;
+    if (name == NULL || !get_number(shard, "bytes", &bytes))
+        return error_set("%s/" MANIFEST " is damaged: a shard has no name or no size", directory);
+    if (!file_join(path, directory, name)) return false;
+    if (stat(path, &status) != 0)
+        return error_set("%s, which " MANIFEST
+                         " lists, cannot be read: %s; remove the directory "
+                         "and tokenize again",
+                         path, strerror(errno));
+    return (uint64_t)status.st_size == bytes ||
+           error_set("%s has %lld bytes, and " MANIFEST
+                     " says %llu; remove the directory and "
+                     "tokenize again",
+                     path, (long long)status.st_size, (unsigned long long)bytes);
+}
+
+bool tokenize_check_shards(const char *directory) {
+    cJSON *json = read_json(directory, MANIFEST);
+    bool good = json != NULL;
+    for (int part = 0; good && part < PARTS; part++) {
+        const cJSON *object = cJSON_GetObjectItemCaseSensitive(json, part_names[part]), *shard;
+        const cJSON *shards = cJSON_GetObjectItemCaseSensitive(object, "shards");
+        good =
+            cJSON_IsArray(shards) || error_set("%s/" MANIFEST " is damaged: it lists no %s shards",
+                                               directory, part_names[part]);
+        if (!good) break;
+        cJSON_ArrayForEach(shard, shards) good = good && check_shard(directory, shard);
+    }
+    cJSON_Delete(json);
+    return good;
+}
+
 int tokenize_read_manifest(const char *directory, const cJSON *plan, TokenizeReport *report) {
     char path[FILE_PATH_BYTES];
     if (!file_join(path, directory, MANIFEST)) return -1;
@@ -207,7 +245,7 @@ int tokenize_read_manifest(const char *directory, const cJSON *plan, TokenizeRep
             (size_t)cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(object, "shards"));
     }
     cJSON_Delete(json);
-    if (same) return 1;
+    if (same) return tokenize_check_shards(directory) ? 1 : -1;
     error_set(
         "%s holds shards of other texts, or made with other options; name another directory, "
         "or remove this one",

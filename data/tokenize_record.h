@@ -34,8 +34,10 @@ bool tokenize_read_progress(const char *directory, const cJSON *plan, TokenizeSt
 /* Hashes the shards of both writers. */
 bool tokenize_write_manifest(const char *directory, const cJSON *plan, const Paths *inputs,
                              const ShardWriter writer[PARTS], const uint64_t documents[PARTS]);
+/* Whether the shards that the directory's manifest lists are there and have their sizes. */
+bool tokenize_check_shards(const char *directory);
 /* 1 and the report if the directory has a manifest of this plan, 0 if it has none, -1 if it has
- * another one. */
+ * another one, or shards are not as it says. */
 int tokenize_read_manifest(const char *directory, const cJSON *plan, TokenizeReport *report);
 
 #ifdef __cplusplus

@@ -83,13 +83,14 @@ static bool check_optimizer(const Gpt *model) {
 
 static bool replace(const char *directory, const Gpt *model, const char *precision,
                     const TrainerState *state, const char *flags, const char *const *extra_files) {
-    char staging[FILE_PATH_BYTES];
-    if (!directory_replace_begin(directory, staging)) return false;
+    DirectoryReplacement replacement;
+    if (!directory_replace_begin(&replacement, directory)) return false;
+    const char *staging = replacement.staging;
     if (write_model(staging, model, precision, extra_files) &&
         (!state || write_training(staging, model, state, flags, extra_files)) &&
-        directory_replace_commit(directory, own_files))
+        directory_replace_commit(&replacement, own_files))
         return true;
-    directory_replace_abandon(directory);
+    directory_replace_abandon(&replacement);
     return false;
 }
 
@@ -99,17 +100,38 @@ bool checkpoint_save(const char *directory, const Gpt *model, const TrainerState
            replace(directory, model, "fp32", state, flags, extra_files);
 }
 
-bool checkpoint_export(const char *path, const Gpt *model, const char *precision,
-                       const char *const *extra_files) {
-    char trainer[FILE_PATH_BYTES];
-    if (llmc_is_name(path)) return llmc_save(path, model, precision);
-    if (!file_join(trainer, path, TRAINER_FILE)) return false;
-    if (file_exists(trainer))
+/* An export may take the place of an earlier one, and nothing else's: not of a checkpoint of a run,
+ * nor of files that other programs wrote under the same names. */
+static bool check_replaced(const char *directory, const char *const *extra_files) {
+    char path[FILE_PATH_BYTES], config[FILE_PATH_BYTES];
+    if (!file_join(path, directory, TRAINER_FILE)) return false;
+    if (file_exists(path))
         return error_set(
             "%s holds the state of a training, which would be lost; choose another "
             "directory",
-            path);
-    return replace(path, model, precision, NULL, NULL, extra_files);
+            directory);
+    if (!file_join(path, directory, "../flags.txt") || !file_join(config, directory, CONFIG_FILE))
+        return false;
+    if (file_exists(path) && file_exists(config))
+        return error_set(
+            "%s is a checkpoint of a run, which would be lost; choose another directory",
+            directory);
+    if (config_json_is_ours(config)) return true;
+    for (const char *const *list = own_files; list; list = list == own_files ? extra_files : NULL)
+        for (const char *const *file = list; *file; file++) {
+            if (!file_join(path, directory, base_name(*file))) return false;
+            if (file_exists(path))
+                return error_set(
+                    "%s is there, and no earlier export wrote it; choose another directory", path);
+        }
+    return true;
+}
+
+bool checkpoint_export(const char *path, const Gpt *model, const char *precision,
+                       const char *const *extra_files) {
+    if (llmc_is_name(path)) return llmc_save(path, model, precision);
+    return check_replaced(path, extra_files) &&
+           replace(path, model, precision, NULL, NULL, extra_files);
 }
 
 /* --- Reading -------------------------------------------------------------------------------- */

@@ -1,6 +1,7 @@
 /* train_gpt eval: the loss and perplexity of a checkpoint on a text or shards, or its accuracy on
  * multiple-choice examples. */
 #include <math.h>
+#include <stdio.h>
 
 #include "gpt/commands.h"
 #include "gpt/evaluate.h"
@@ -20,6 +21,9 @@ static bool eval_loss(Gpt *model) {
     const Dataset *dataset = corpus.validation ? corpus.validation : corpus.train;
     good = good && gpt_evaluate(model, NULL, dataset, gpt_options(model)->T,
                                 (size_t)options.eval_tokens, &loss, &predictions);
+    if (good && shards && corpus.tokenizer && !corpus.validation)
+        fprintf(stderr, "%s has no validation part; this is the loss on its training part\n",
+                options.data);
     if (good)
         printf("loss %.6f | perplexity %.4f | %zu predictions\n", loss, exp(loss), predictions);
     corpus_close(&corpus);

@@ -56,8 +56,9 @@ static bool converse(GptText *text, const char *prompt, size_t bytes) {
         if (n > 0 && line[n - 1] == '\n') n--;
         if (!go_on(text, line, (size_t)n)) fprintf(stderr, "train_gpt: %s\n", error_message());
     }
+    bool good = interrupted || !ferror(stdin) || error_set("the input cannot be read");
     free(line);
-    return true;
+    return good;
 }
 
 static bool sample(Gpt *model, const Tokenizer *tokenizer, const char *prompt, size_t bytes) {

@@ -11,6 +11,9 @@
 #include "runtime/error.h"
 #include "runtime/files.h"
 
+/* Ours among the fields, by which config_json_is_ours knows what config_json_write wrote. */
+#define WRITTEN_BY "written_by"
+
 /* "FILE: FIELD is FOUND; EXPECTED". The value is printed as JSON, which also escapes it. */
 static bool refuse(const char *path, const cJSON *json, const char *field, const char *expected) {
     char *found = json ? cJSON_PrintUnformatted(json) : NULL;
@@ -98,6 +101,16 @@ bool config_json_read(const char *path, GptConfig *config) {
     return good;
 }
 
+bool config_json_is_ours(const char *path) {
+    char *text = file_read(path, (size_t)1 << 24, NULL);
+    cJSON *json = text ? cJSON_Parse(text) : NULL;
+    const char *by = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, WRITTEN_BY));
+    bool ours = by && strcmp(by, "tilegpt") == 0;
+    cJSON_Delete(json);
+    free(text);
+    return ours;
+}
+
 /* The double of the shortest decimal that reads back as this float, so that 1e-5f is written as
  * 1e-05 and not as 9.99999974737875e-06. */
 static double shortest(float value) {
@@ -133,6 +146,7 @@ bool config_json_write(const char *path, const GptConfig *config, const char *dt
     for (int i = 0; i < 2; i++)
         cJSON_AddItemToObject(json, ends[i],
                               end < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(end));
+    cJSON_AddStringToObject(json, WRITTEN_BY, "tilegpt");
     cJSON_AddStringToObject(json, "dtype", dtype);
     /* The last field's success is every field's: cJSON fails only for want of memory. */
     bool built = cJSON_AddStringToObject(json, "torch_dtype", dtype) != NULL;

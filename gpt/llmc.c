@@ -232,6 +232,19 @@ static bool check_config(const char *path, const GptConfig *c) {
                path, LAYERNORM_EPS, c->layernorm_eps);
 }
 
+/* A file may be replaced if it is a model too. A link is not: what it leads to is not named. */
+static bool check_replaced(const char *path) {
+    struct stat status;
+    int32_t magic = 0;
+    if (lstat(path, &status) != 0) return true;
+    int file = S_ISREG(status.st_mode) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    bool good = file >= 0 && status.st_size >= (off_t)sizeof magic &&
+                file_read_at(file, path, &magic, sizeof magic, 0) && magic == MAGIC;
+    if (file >= 0) close(file);
+    return good || error_set("%s is there and is %s; choose another name, or remove it", path,
+                             S_ISLNK(status.st_mode) ? "a symbolic link" : "no model of llm.c");
+}
+
 bool llmc_save(const char *path, const Gpt *model, const char *precision) {
     const GptConfig *c = gpt_config(model);
     Header header = {*c, (c->V + PADDING - 1) / PADDING * PADDING, TYPE_F32};
@@ -240,7 +253,7 @@ bool llmc_save(const char *path, const Gpt *model, const char *precision) {
     else if (strcmp(precision, "fp32") != 0)
         return error_set("%s: a model of llm.c holds fp32 or bf16 numbers, not %s", path,
                          precision);
-    if (!check_config(path, c)) return false;
+    if (!check_config(path, c) || !check_replaced(path)) return false;
     const int32_t words[HEADER] = {
         MAGIC,         header.type == TYPE_F32 ? VERSION_F32 : VERSION_BF16,
         (int32_t)c->T, (int32_t)c->V,

@@ -23,6 +23,7 @@ Options options = {
 #define CHOICE(name, field, choices, help) \
     {name, FLAG_CHOICE, &options.field, 0, 0, choices, help, false}
 #define STRING(name, field, help) {name, FLAG_STRING, &options.field, 0, 0, NULL, help, false}
+#define TEXT(name, field, help) {name, FLAG_TEXT, &options.field, 0, 0, NULL, help, false}
 #define BOOL(name, field, help) {name, FLAG_BOOL, &options.field, 0, 0, NULL, help, false}
 #define LIST(name, field, help) {name, FLAG_LIST, &options.field, 0, 0, NULL, help, false}
 #define END {NULL, FLAG_INT, NULL, 0, 0, NULL, NULL, false}
@@ -88,13 +89,13 @@ Flag options_train[] = {
 };
 
 Flag options_sample[] = {
-    STRING("checkpoint", checkpoint, "directory of the model"),
-    STRING("prompt", prompt, "text to continue; default: a new text"),
+    STRING("checkpoint", checkpoint, "directory of the model, or llm.c's model file"),
+    TEXT("prompt", prompt, "text to continue; default: a new text"),
     STRING("prompt-file", prompt_file, "a file with the text to continue"),
     BOOL("interactive", interactive, "continue lines of the input, one after the other"),
     INT("tokens", sample_tokens, 0, "tokens to write, at most"),
-    INT("samples", samples, 1, "texts to write, all at once"),
-    STRING("stop", stop, "end a text before this one comes; \"<|endoftext|>\" always ends it"),
+    {"samples", FLAG_INT, &options.samples, 1, 1024, NULL, "texts to write, all at once", false},
+    TEXT("stop", stop, "end a text before this one comes; \"<|endoftext|>\" always ends it"),
     SAMPLE_FLAGS, DEVICE_FLAGS, END,
 };
 

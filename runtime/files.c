@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -170,80 +171,188 @@ static bool listed(const char *const *names, const char *name) {
     return false;
 }
 
-/* Removes a directory and the files in it. With a successor, the entries that it lacks and that
- * `owned` does not name are moved there instead. Nothing to do if there is no such directory. */
-static bool remove_directory(const char *path, const char *successor, const char *const *owned) {
-    DIR *directory = opendir(path);
-    if (!directory) return errno == ENOENT || failed("open", path);
+/* Opens a directory, never through a symbolic link; -1 and errno. */
+static int open_directory(const char *path) {
+    return open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+static bool is_dots(const char *name) { return !strcmp(name, ".") || !strcmp(name, ".."); }
+
+/* A file that tells the directories of a replacement from those of the user; also its lock. */
+#define MARKER ".tilegpt"
+
+/* Whether it holds the marker, or nothing: then no one loses anything. */
+static bool is_ours(int directory) {
+    struct stat status;
+    if (fstatat(directory, MARKER, &status, AT_SYMLINK_NOFOLLOW) == 0)
+        return S_ISREG(status.st_mode);
+    int copy = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *stream = copy < 0 ? NULL : fdopendir(copy);
+    if (!stream && copy >= 0) close(copy);
+    if (!stream) return false;
+    bool empty = true;
+    for (struct dirent *entry; empty && (entry = readdir(stream));) empty = is_dots(entry->d_name);
+    closedir(stream);
+    return empty;
+}
+
+/* A directory that may be emptied, or nothing at all. */
+static bool check_ours(const char *path) {
+    if (!file_exists(path)) return true;
+    int directory = open_directory(path);
+    bool ours = directory >= 0 && is_ours(directory);
+    if (directory >= 0) close(directory);
+    return ours || error_set(
+                       "%s is in the way and was not made by this program, which needs "
+                       "that name for a while; rename it or write elsewhere",
+                       path);
+}
+
+static bool mark(const char *path) {
+    char marker[FILE_PATH_BYTES];
+    if (!file_join(marker, path, MARKER)) return false;
+    int file = open(marker, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (file < 0) return failed("create", marker);
+    return file_sync_close(file, marker) && sync_directory(path);
+}
+
+static void unmark(const char *path) {
+    char marker[FILE_PATH_BYTES];
+    if (file_join(marker, path, MARKER)) unlink(marker);
+}
+
+/* Empties a directory down to its marker. With a successor, the entries that it lacks and that
+ * `owned` does not name are moved there instead. */
+static bool empty_directory(const char *path, const char *successor, const char *const *owned) {
+    int fd = open_directory(path);
+    DIR *directory = fd < 0 ? NULL : fdopendir(fd);
+    if (!directory) {
+        failed("open", path);
+        if (fd >= 0) close(fd);
+        return false;
+    }
     bool good = true;
     for (struct dirent *entry; good && (entry = readdir(directory));) {
         const char *name = entry->d_name;
         char from[FILE_PATH_BYTES], to[FILE_PATH_BYTES];
-        if (!strcmp(name, ".") || !strcmp(name, "..")) continue;
-        if (!file_join(from, path, name)) {
-            good = false;
-        } else if (successor && !listed(owned, name)) {
-            good = file_join(to, successor, name) &&
-                   (file_exists(to) ? unlink(from) == 0 || failed("remove", from)
-                                    : rename(from, to) == 0 || failed("move", from));
-        } else {
-            good = unlink(from) == 0 || failed("remove", from);
-        }
+        if (is_dots(name) || !strcmp(name, MARKER)) continue;
+        good = file_join(from, path, name);
+        bool moves = good && successor && !listed(owned, name);
+        if (moves) good = file_join(to, successor, name);
+        if (!good) break;
+        if (moves && !file_exists(to))
+            good = renameat(fd, name, AT_FDCWD, to) == 0 || failed("move", from);
+        else
+            good = unlinkat(fd, name, 0) == 0 || failed("remove", from);
     }
     closedir(directory);
-    return good && (rmdir(path) == 0 || failed("remove", path));
+    return good;
 }
 
-bool directory_replace_name(const char *directory, char staging[FILE_PATH_BYTES]) {
-    return path_suffix(staging, directory, ".tmp");
+/* The same, and removes it; the marker goes last. Nothing to do if there is no such directory. */
+static bool remove_directory(const char *path, const char *successor, const char *const *owned) {
+    if (!file_exists(path)) return true;
+    if (!empty_directory(path, successor, owned)) return false;
+    unmark(path);
+    return rmdir(path) == 0 || failed("remove", path);
 }
 
-bool directory_replace_begin(const char *directory, char staging[FILE_PATH_BYTES]) {
-    char path[FILE_PATH_BYTES];
-    if (!path_suffix(path, directory, "") || !directory_replace_name(directory, staging))
+bool directory_remove(const char *path) { return remove_directory(path, NULL, NULL); }
+
+/* Takes the lock of the staging directory, if that is still the one by its name then. */
+static bool lock_staging(DirectoryReplacement *replacement) {
+    char marker[FILE_PATH_BYTES];
+    struct stat locked, named;
+    if (!file_join(marker, replacement->staging, MARKER)) return false;
+    int lock = open(marker, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (lock < 0) {
+        failed("create", marker);
+        rmdir(replacement->staging);
+        return false;
+    }
+    /* Not every file system has locks; there the user takes care. */
+    bool others = flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (!others && fstat(lock, &locked) == 0 && lstat(marker, &named) == 0 &&
+        locked.st_dev == named.st_dev && locked.st_ino == named.st_ino) {
+        replacement->lock = lock;
+        return true;
+    }
+    error_set("another process writes %s", replacement->directory);
+    close(lock);
+    return false;
+}
+
+bool directory_replace_open(DirectoryReplacement *replacement, const char *directory) {
+    char *path = replacement->directory, *staging = replacement->staging, old[FILE_PATH_BYTES];
+    replacement->lock = -1;
+    if (!path_suffix(path, directory, "") || !path_suffix(staging, directory, ".tmp") ||
+        !path_suffix(old, directory, ".old"))
         return false;
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
-    if (!*name || !strcmp(name, ".") || !strcmp(name, ".."))
+    if (!*name || is_dots(name))
         return error_set("\"%s\" has no name of its own to write beside; give a directory by name",
                          directory);
     struct stat status;
     if (lstat(path, &status) == 0 && !S_ISDIR(status.st_mode))
         return error_set("%s is %s; a directory, or a name that is free, is needed", path,
                          S_ISLNK(status.st_mode) ? "a symbolic link" : "a file");
-    return remove_directory(staging, NULL, NULL) &&
-           (mkdir(staging, 0777) == 0 || failed("create", staging));
+    return check_ours(old) && check_ours(staging) &&
+           (mkdir(staging, 0777) == 0 || errno == EEXIST || failed("create", staging)) &&
+           lock_staging(replacement);
 }
 
-bool directory_replace_commit(const char *directory, const char *const *owned) {
-    char path[FILE_PATH_BYTES], staging[FILE_PATH_BYTES], old[FILE_PATH_BYTES];
-    char parent[FILE_PATH_BYTES];
-    if (!path_suffix(path, directory, "") || !path_suffix(staging, directory, ".tmp") ||
-        !path_suffix(old, directory, ".old") || !path_suffix(parent, directory, "/.."))
-        return false;
+bool directory_replace_clear(const DirectoryReplacement *replacement) {
+    return empty_directory(replacement->staging, NULL, NULL);
+}
+
+bool directory_replace_begin(DirectoryReplacement *replacement, const char *directory) {
+    if (!directory_replace_open(replacement, directory)) return false;
+    if (directory_replace_clear(replacement)) return true;
+    directory_replace_pause(replacement);
+    return false;
+}
+
+/* The lock goes with the last descriptor of its file. */
+void directory_replace_pause(DirectoryReplacement *replacement) {
+    if (replacement->lock >= 0) close(replacement->lock);
+    replacement->lock = -1;
+}
+
+bool directory_replace_commit(DirectoryReplacement *replacement, const char *const *owned) {
+    const char *path = replacement->directory, *staging = replacement->staging;
+    char old[FILE_PATH_BYTES], parent[FILE_PATH_BYTES];
+    if (!path_suffix(old, path, ".old") || !path_suffix(parent, path, "/..")) return false;
     if (!sync_directory(staging)) return false;
 
     bool replaces = file_exists(path);
     if (replaces) {
         /* What an earlier replacement did not get to remove; here `path` is whole, so it may go. */
-        if (!remove_directory(old, path, owned)) return false;
-        if (rename(path, old) != 0) return failed("rename", path);
+        if (!check_ours(old) || !remove_directory(old, path, owned) || !mark(path)) return false;
+        if (rename(path, old) != 0) {
+            failed("rename", path);
+            unmark(path);
+            return false;
+        }
     }
     if (rename(staging, path) != 0) {
         failed("rename", staging);
-        if (replaces) rename(old, path);
+        if (replaces && rename(old, path) == 0) unmark(path);
         return false;
     }
     if (!sync_directory(parent)) return false;
+    unmark(path);
+    directory_replace_pause(replacement);
     /* The new directory is in place: if the old one can't be removed, it is the next replacement
      * that says so. */
-    remove_directory(old, path, owned);
+    if (check_ours(old)) remove_directory(old, path, owned);
     return true;
 }
 
-void directory_replace_abandon(const char *directory) {
-    char staging[FILE_PATH_BYTES];
+void directory_replace_abandon(DirectoryReplacement *replacement) {
+    if (replacement->lock < 0) return;
     char *message = strdup(error_message());
-    if (path_suffix(staging, directory, ".tmp")) remove_directory(staging, NULL, NULL);
+    remove_directory(replacement->staging, NULL, NULL);
+    directory_replace_pause(replacement);
     if (message) error_set("%s", message);
     free(message);
 }

@@ -33,6 +33,9 @@ bool file_sync_close(int file, const char *path);
 /* The size and a 64-bit checksum against mix-ups and damage, not against malice. */
 bool file_checksum(const char *path, size_t *bytes, uint64_t *checksum);
 
+/* Removes a directory and the files in it; one that holds directories stays, with a message. */
+bool directory_remove(const char *path);
+
 /* Replacing a directory: fill the one that _begin creates, DIRECTORY.tmp, with synced files, then
  * _commit. At every instant a reader that asks _find sees the old contents or the new, whole:
  *
@@ -41,15 +44,27 @@ bool file_checksum(const char *path, size_t *bytes, uint64_t *checksum);
  *   -                 new             old             between the two renames: _find gives .old
  *   new               -               old, partial    removing
  *
- * Only _commit touches DIRECTORY; the two other names belong to the replacement. Entries of the old
- * directory that the new one lacks are moved into it, unless `owned` (a NULL-terminated array)
- * names them, so nothing that someone else put there is lost. One process at a time. */
-bool directory_replace_begin(const char *directory, char staging[FILE_PATH_BYTES]);
-bool directory_replace_commit(const char *directory, const char *const *owned);
-/* The name of DIRECTORY.tmp; what is there belongs to a replacement that was interrupted. */
-bool directory_replace_name(const char *directory, char staging[FILE_PATH_BYTES]);
-/* Removes DIRECTORY.tmp after a failure; error_message() stays. */
-void directory_replace_abandon(const char *directory);
+ * Only _commit touches DIRECTORY. The two others hold a file .tilegpt as long as they have these
+ * names; a directory there without it that is not empty, or a link, is the user's: then _begin
+ * refuses. Entries of the old directory that the new one lacks are moved into it, unless `owned`
+ * (a NULL-terminated array) names them, so nothing that someone else put there is lost. .tilegpt is
+ * locked meanwhile: a second process is refused. */
+typedef struct {
+    char directory[FILE_PATH_BYTES]; /* without a slash at its end */
+    char staging[FILE_PATH_BYTES];   /* DIRECTORY.tmp */
+    int lock;                        /* -1: none is going on */
+} DirectoryReplacement;
+
+/* _begin is _open, which keeps what an interrupted replacement left, and _clear. */
+bool directory_replace_begin(DirectoryReplacement *replacement, const char *directory);
+bool directory_replace_open(DirectoryReplacement *replacement, const char *directory);
+bool directory_replace_clear(const DirectoryReplacement *replacement);
+/* After a failure it is still to be abandoned or paused. */
+bool directory_replace_commit(DirectoryReplacement *replacement, const char *const *owned);
+/* Removes DIRECTORY.tmp after a failure; error_message() stays. Nothing if none is going on. */
+void directory_replace_abandon(DirectoryReplacement *replacement);
+/* Leaves DIRECTORY.tmp for a later _open. */
+void directory_replace_pause(DirectoryReplacement *replacement);
 /* DIRECTORY, or DIRECTORY.old if a replacement was interrupted between the renames. */
 bool directory_replace_find(const char *directory, char path[FILE_PATH_BYTES]);
 

@@ -10,6 +10,7 @@
 #include "runtime/error.h"
 
 #define NAME_BYTES 64
+#define SHOWN_BYTES 60 /* of a value that is refused */
 
 /* Levenshtein's distance (1966) between two names, row by row. Longer names are cut. */
 static size_t edit_distance(const char *a, const char *b) {
@@ -65,10 +66,14 @@ static bool refuse(const Flag *flag, const char *text) {
     case FLAG_FLOAT: kind = "a number"; break;
     case FLAG_BOOL: kind = "true or false"; break;
     case FLAG_STRING:
+    case FLAG_TEXT:
     case FLAG_LIST: kind = "one line of text"; break;
     case FLAG_CHOICE: kind = flag->choices; break;
     }
-    return error_set("--%s=%s: expected %s%s%s", flag->name, text, kind, low, high);
+    size_t shown = strcspn(text, "\r\n"); /* a sentence is one line, and can be read */
+    if (shown > SHOWN_BYTES) shown = SHOWN_BYTES;
+    return error_set("--%s=%.*s%s: expected %s%s%s", flag->name, (int)shown, text,
+                     text[shown] ? "…" : "", kind, low, high);
 }
 
 static bool is_choice(const char *choices, const char *text) {
@@ -124,6 +129,7 @@ static bool set(Flag *flag, const char *text) {
         if (strpbrk(text, "\r\n")) return refuse(flag, text);
         *(const char **)flag->value = text;
         break;
+    case FLAG_TEXT: *(const char **)flag->value = text; break;
     case FLAG_LIST:
         if (!*text || strpbrk(text, "\r\n")) return refuse(flag, text);
         append(flag->value, text);
@@ -200,6 +206,7 @@ void flags_format(const Flag *flag, char *text, size_t bytes) {
         snprintf(text, bytes, "%s", *(const bool *)flag->value ? "true" : "false");
         break;
     case FLAG_STRING:
+    case FLAG_TEXT:
     case FLAG_CHOICE: {
         const char *value = *(const char *const *)flag->value;
         snprintf(text, bytes, "%s", value ? value : "");
@@ -218,6 +225,7 @@ void flags_format(const Flag *flag, char *text, size_t bytes) {
 
 void flags_print_values(const Flag *flags, FILE *file) {
     for (const Flag *flag = flags; flag->name; flag++) {
+        if (flag->type == FLAG_TEXT) continue;
         if (flag->type == FLAG_STRING) { /* of any length */
             const char *text = *(const char *const *)flag->value;
             fprintf(file, "%s=%s\n", flag->name, text ? text : "");
@@ -231,8 +239,11 @@ void flags_print_values(const Flag *flags, FILE *file) {
 
 /* "--name=KIND" as --help shows it; returns its length. */
 static int format_usage(const Flag *flag, char *text, size_t bytes) {
-    static const char *const kinds[] = {
-        [FLAG_INT] = "INT", [FLAG_FLOAT] = "NUMBER", [FLAG_STRING] = "TEXT", [FLAG_LIST] = "FILES"};
+    static const char *const kinds[] = {[FLAG_INT] = "INT",
+                                        [FLAG_FLOAT] = "NUMBER",
+                                        [FLAG_STRING] = "TEXT",
+                                        [FLAG_TEXT] = "TEXT",
+                                        [FLAG_LIST] = "FILES"};
     if (flag->type == FLAG_BOOL) return snprintf(text, bytes, "--%s", flag->name);
     return snprintf(text, bytes, "--%s=%s", flag->name,
                     flag->type == FLAG_CHOICE ? flag->choices : kinds[flag->type]);

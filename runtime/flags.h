@@ -14,7 +14,16 @@
 extern "C" {
 #endif
 
-typedef enum { FLAG_INT, FLAG_FLOAT, FLAG_BOOL, FLAG_STRING, FLAG_CHOICE, FLAG_LIST } FlagType;
+/* A STRING is one line; a TEXT may have line breaks, and is not recorded. */
+typedef enum {
+    FLAG_INT,
+    FLAG_FLOAT,
+    FLAG_BOOL,
+    FLAG_STRING,
+    FLAG_TEXT,
+    FLAG_CHOICE,
+    FLAG_LIST
+} FlagType;
 
 /* A list's value; all zeros is an empty one. Its memory is the program's. */
 typedef struct {
@@ -22,7 +31,7 @@ typedef struct {
     size_t count;
 } FlagList;
 
-/* One option. `value` points to int64_t, double, bool, const char * (STRING and CHOICE) or FlagList
+/* One option. `value` points to int64_t, double, bool, const char * (STRING, TEXT, CHOICE) or FlagList
  * and holds the default when parsing starts. */
 typedef struct {
     const char *name; /* without the dashes; NULL ends the table */
@@ -42,7 +51,7 @@ bool flags_parse(Flag *flags, int argc, char **argv);
 bool flags_set(Flag *flags, const char *name, const char *text);
 /* The table for --help, defaults included. */
 void flags_print_help(const Flag *flags, FILE *file);
-/* One "name=value" a line, every option, in a form that flags_set reads back exactly. */
+/* One "name=value" a line, every option but a TEXT, in a form that flags_set reads back exactly. */
 void flags_print_values(const Flag *flags, FILE *file);
 /* The value of one option as text, in the same form. */
 void flags_format(const Flag *flag, char *text, size_t bytes);

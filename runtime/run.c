@@ -25,9 +25,21 @@ static int make_directory(const char *path) {
     return -1;
 }
 
+/* The directories above this one. */
+static bool make_parents(const char *path) {
+    char parent[FILE_PATH_BYTES];
+    for (const char *slash = strchr(path, '/'); slash; slash = strchr(slash + 1, '/')) {
+        int n = snprintf(parent, sizeof parent, "%.*s", (int)(slash - path), path);
+        if (n >= FILE_PATH_BYTES) return error_set("the path %.60s... is too long", path);
+        if (n > 0 && make_directory(parent) < 0) return false;
+    }
+    return true;
+}
+
 bool run_create(Run *run, const char *wanted, const char *name) {
     if (wanted[0]) {
-        if (!run_name(run, wanted) || make_directory(wanted) < 0) return false;
+        if (!run_name(run, wanted) || !make_parents(wanted) || make_directory(wanted) < 0)
+            return false;
         return !file_exists(run->flags) ||
                error_set(file_exists(run->last)
                              ? "%s holds an earlier run; go on with it by --resume, or name another"

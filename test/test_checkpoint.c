@@ -782,6 +782,9 @@ static void llmc_refused(void **state) {
         assert_false(checkpoint_load(other, model));
         assert_message(cases[i].sentence);
         assert_true(same_arena(model, untouched, GPT_PARAMETERS));
+        bool is_model = cases[i].word != 0; /* by its magic number; others are not replaced */
+        assert_int_equal(checkpoint_export(other, model, "fp32", NULL), is_model);
+        unlink(other);
     }
     assert_true(checkpoint_export(other, model, "fp32", NULL));
     GptConfig longer = config;
@@ -935,6 +938,7 @@ static void interrupted_renames(void **state) {
 
     /* Between them: the old one is away, the new one not in its place. */
     save(model, &example);
+    write_text(".tilegpt", "");
     assert_int_equal(rename(directory, old), 0);
     mkdir(staging, 0777);
     assert_true(checkpoint_path(slash, path, sizeof path));
@@ -953,11 +957,62 @@ static void interrupted_renames(void **state) {
     mkdir(old, 0777);
     assert_true(file_join(path, old, "model.safetensors"));
     assert_true(file_write(path, "x", 1));
+    assert_true(file_join(path, old, ".tilegpt"));
+    assert_true(file_write(path, "", 0));
     assert_true(checkpoint_load(directory, loaded));
     assert_true(same_arena(model, loaded, GPT_PARAMETERS));
     save(model, &example);
     assert_exists(old, false);
     gpt_free(loaded);
+    gpt_free(model);
+}
+
+/* Directories of the user's that have the names of a replacement's. */
+static void others_directories_stay(void **state) {
+    (void)state;
+    Gpt *model = filled(GPT_TRAINING);
+    char path[FILE_PATH_BYTES], thesis[FILE_PATH_BYTES];
+    save(model, &example);
+    join(path, ".tilegpt");
+    assert_exists(path, false);
+    fill(model, GPT_PARAMETERS, 7);
+    static const char *const names[] = {".tmp", ".old"};
+    for (int i = 0; i < 4; i++) {
+        bool linked = i >= 2;
+        snprintf(path, sizeof path, "%s%s", directory, names[i % 2]);
+        snprintf(thesis, sizeof thesis, "%s/kept", root);
+        const char *place = linked ? thesis : path;
+        char file[FILE_PATH_BYTES];
+        assert_int_equal(mkdir(place, 0777), 0);
+        assert_true(file_join(file, place, "model.safetensors") && file_write(file, "x", 1));
+        if (linked) assert_int_equal(symlink(place, path), 0);
+        assert_false(checkpoint_save(directory, model, &example, NULL, NULL));
+        assert_message("was not made by this program");
+        assert_exists(file, true);
+        if (linked) unlink(path);
+        unlink(file);
+        rmdir(place);
+    }
+    save(model, &example);
+    gpt_free(model);
+}
+
+/* A second writer of a directory is refused, and the first goes on. */
+static void one_writer_at_a_time(void **state) {
+    (void)state;
+    Gpt *model = filled(GPT_TRAINING);
+    DirectoryReplacement first;
+    char path[FILE_PATH_BYTES];
+    assert_true(directory_replace_begin(&first, directory));
+    assert_true(file_join(path, first.staging, "note") && file_write(path, "x", 1));
+    assert_false(checkpoint_save(directory, model, &example, NULL, NULL));
+    assert_message("another process writes");
+    assert_exists(path, true);
+    assert_true(directory_replace_commit(&first, NULL));
+    join(path, "note");
+    assert_exists(path, true);
+    save(model, &example);
+    assert_exists(path, true);
     gpt_free(model);
 }
 
@@ -1104,6 +1159,8 @@ int main(void) {
         cmocka_unit_test_teardown(damaged_training_state, clean),
         cmocka_unit_test_teardown(others_files_stay, clean),
         cmocka_unit_test_teardown(interrupted_renames, clean),
+        cmocka_unit_test_teardown(others_directories_stay, clean),
+        cmocka_unit_test_teardown(one_writer_at_a_time, clean),
         cmocka_unit_test_teardown(refused_places, clean),
         cmocka_unit_test_teardown(full_disk, clean),
         cmocka_unit_test_teardown(killed_while_saving, clean),

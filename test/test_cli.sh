@@ -105,6 +105,30 @@ text_without_line_break_trains() {
     run sample --checkpoint=one_line/last --device=cpu --tokens=4
 }
 
+# They would be learnt as they are.
+packed_texts_are_refused() {
+    gzip -c text.txt >packed.gz && cp packed.gz packed.txt && cp text.txt lines.jsonl
+    for data in packed.gz packed.txt lines.jsonl; do
+        refused "$data is .*use tokenize first" "$train_gpt" train $common --run=refused \
+            --data=$data --tokenizer=bytes
+        refused "$data is .*use tokenize first" "$train_gpt" eval --checkpoint=run/best \
+            --device=cpu --data=$data
+    done
+}
+
+# A name that exists is itself, whatever it looks like as a pattern.
+names_that_look_like_patterns() {
+    mkdir 'odd[1]?*' && cp text.txt 'odd[1]?*/a[b]*.txt'
+    run train $common --data='odd[1]?*/a[b]*.txt' --steps=1 --run='odd[1]?*/run'
+    run eval --checkpoint='odd[1]?*/run/best' --data='odd[1]?*/a[b]*.txt' --device=cpu
+    run tokenize --tokenizer=bytes --input=text.txt --output='odd[1]?*/shards'
+    run train $shape --data='odd[1]?*/shards' --sample-tokens=0 --steps=1 --run=odd
+    grep -q 'best validation loss' out || echo "the validation part was not found"
+    run train $shape --data='odd[1]?*/shards/train_*.bin' --vocabulary=256 --steps=1 --run=odd_glob
+    head -c 400 /dev/zero >'odd[1]?*/train.bin' && cp 'odd[1]?*/train.bin' 'odd[1]?*/val.bin'
+    run train $shape --data='odd[1]?*' --data-format=nanogpt --vocabulary=50 --steps=1 --run=odd_raw
+}
+
 # shard FILE MAGIC TOKENS: the header says TOKENS; there are 400 tokens, 0 to 49 over and over.
 shard() {
     {
@@ -179,6 +203,8 @@ runs_get_directories_of_their_own() {
     run train $common --steps=1
     run train $common --steps=1
     exist runs/shakespeare-cpu/log.csv runs/shakespeare-cpu-2/log.csv
+    run train $common --steps=1 --run=new/deep/run
+    exist new/deep/run/log.csv
 }
 
 # Interrupted in the middle of a cosine, with dropout; a long sample after each step makes time for
@@ -275,6 +301,32 @@ checkpoint_starts_another_run() {
         "$train_gpt" train $common --init=run --run=refused
 }
 
+# The tokenizer that is given is the one that is used, or there is a sentence.
+given_tokenizers_are_used() {
+    start="train $common --steps=1 --init=run/last"
+    refused 'nowhere' "$train_gpt" $start --tokenizer=nowhere --run=refused
+    refused 'vocabulary of 256, but the model' "$train_gpt" $start --tokenizer=bytes --run=refused
+    run $start --tokenizer=char --run=same_characters
+    same run/last/tokenizer.json same_characters/last/tokenizer.json
+    run train $common --tokenizer=bytes --steps=1 --run=by_bytes
+    run train $common --init=by_bytes/last --tokenizer=run/last --steps=1 --run=other
+    same run/last/tokenizer.json other/last/tokenizer.json
+    cp -r by_bytes/last bare && rm bare/tokenizer.json
+    refused 'tokenizer=DIRECTORY, or bytes' "$train_gpt" train $common --init=bare --run=refused
+    run train $common --init=bare --tokenizer=bytes --steps=1 --run=dressed
+    same by_bytes/last/tokenizer.json dressed/last/tokenizer.json
+    run train --run=other --resume --tokenizer=run/last --steps=2
+    run train --run=other --resume --steps=3
+    refused 'is another tokenizer' "$train_gpt" train --run=other --resume --tokenizer=bytes
+    run tokenize --tokenizer=bytes --input=text.txt --output=byte_shards
+    shards="train $shape --data=byte_shards --steps=1 --sample-tokens=0"
+    refused 'is another tokenizer' "$train_gpt" $shards --tokenizer=run/last --run=refused
+    refused 'nowhere' "$train_gpt" $shards --tokenizer=nowhere --run=refused
+    run $shards --tokenizer=byte_shards --run=same_bytes
+    refused 'have no tokenizer' "$train_gpt" $shards --data='byte_shards/train*.bin' \
+        --vocabulary=256 --tokenizer=bytes --run=refused
+}
+
 # A text with more characters than the model has words would read beyond its tables.
 larger_vocabulary_is_refused() {
     awk 'BEGIN { for (i = 33; i < 127; i++) printf "%c", i }' >ascii.txt
@@ -326,8 +378,33 @@ prompts_are_continued() {
     run $sample --top-p=0 --seed=3 && mv out narrow && run $sample --temperature=0 && same out narrow
     refused 'interactive goes on with one text' "$train_gpt" $sample --interactive --samples=2
     refused '1 to 1024' "$train_gpt" $sample --samples=1025
+    refused '1 to 1024' "$train_gpt" $sample --samples=100000000000
     refused 'not both' "$train_gpt" $sample --prompt=a --prompt-file=prompt.txt
     refused 'no_such_file' "$train_gpt" $sample --prompt-file=no_such_file
+}
+
+# A line break is among the 27 characters of this text.
+texts_may_have_line_breaks() {
+    sample="sample --checkpoint=run/best --device=cpu --tokens=40"
+    line_break='
+'
+    run $sample --prompt="fox${line_break}the"
+    printf 'fox\nthe' >prompt.txt && head -c 7 out | same - prompt.txt
+    run $sample --prompt=the --stop="$line_break"
+    expect 'the lines up to the first line break' "$(grep -c '' out)" 1
+    refused 'data=one…: expected one line of text' \
+        "$train_gpt" train $common --data="one${line_break}two" --run=refused
+    long=$(printf '%060d' 0)
+    refused "steps=$long…: expected" "$train_gpt" train $common --steps=${long}x --run=refused
+}
+
+output_or_input_that_fails_is_an_error() {
+    sample="sample --checkpoint=run/best --device=cpu --tokens=4"
+    $limited "$train_gpt" $sample >&- 2>err
+    expect 'the status with a closed output' $? 2
+    $limited "$train_gpt" $sample --interactive <run >out 2>err
+    expect 'the status with a directory for input' $? 2
+    grep -q 'input cannot be read' err || cat err
 }
 
 # An interrupt ends the text, which is whole up to there, and is the exit status.
@@ -417,9 +494,11 @@ check bad_texts_are_refused
 check validation_of_one_token_is_refused
 check every_byte_is_a_token
 check text_without_line_break_trains
+check names_that_look_like_patterns
 check token_shards_are_read
 check bad_shards_are_refused
 check run_directory_is_complete # leaves run/ for the tests below
+check packed_texts_are_refused
 check runs_get_directories_of_their_own
 check interrupted_run_resumes_bit_for_bit
 check finished_run_goes_on
@@ -428,9 +507,12 @@ check sigterm_saves
 check non_finite_loss_stops_the_run
 check patience_ends_the_run
 check checkpoint_starts_another_run
+check given_tokenizers_are_used
 check larger_vocabulary_is_refused
 check samples_depend_on_the_seed_alone
 check prompts_are_continued
+check texts_may_have_line_breaks
+check output_or_input_that_fails_is_an_error
 check interrupt_ends_a_sample
 check eval_gives_the_validation_loss
 check plan_prints_a_table

@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "data/corpus.h"
 #include "data/dataset.h"
 #include "data/loader.h"
 #include "data/tokenizer.h"
@@ -40,13 +41,13 @@ static int leave_scratch(void **state) {
 
 /* A file or directory of the repository, unless the path is absolute. */
 static void in_repository(char path[FILE_PATH_BYTES], const char *name) {
-    if (name[0] == '/') snprintf(path, FILE_PATH_BYTES, "%s", name);
-    else assert_true(file_join(path, repository, name));
+    if (name[0] == '/')
+        snprintf(path, FILE_PATH_BYTES, "%s", name);
+    else
+        assert_true(file_join(path, repository, name));
 }
 
-static void make_directory(const char *path) {
-    assert_int_equal(mkdir(path, 0777), 0);
-}
+static void make_directory(const char *path) { assert_int_equal(mkdir(path, 0777), 0); }
 
 static void put(const char *path, const void *data, size_t bytes) {
     unlink(path); /* some file systems wait for the disk when a file is overwritten */
@@ -61,9 +62,7 @@ static void assert_said(const char *part) {
         fail_msg("expected \"%s\" in the sentence \"%s\"", part, error_message());
 }
 
-static uint32_t noise(uint32_t i) {
-    return philox(/*key=*/7, i, 0, 0, 0).word[0];
-}
+static uint32_t noise(uint32_t i) { return philox(/*key=*/7, i, 0, 0, 0).word[0]; }
 
 /* ---- tokenizers ---- */
 
@@ -177,7 +176,9 @@ static void test_not_utf8(void **state) {
         "\xF0\x8F\xBF\xBF", /* overlong U+FFFF */
         "\xED\xA0\x80",     /* a surrogate */
         "\xF4\x90\x80\x80", /* above U+10FFFF */
-        "\xF8\x88\x80\x80\x80", "\xFE", "\xFF",
+        "\xF8\x88\x80\x80\x80",
+        "\xFE",
+        "\xFF",
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char text[16];
@@ -277,9 +278,10 @@ static void test_save_and_load(void **state) {
     }
     /* ByteLevel's names of bytes: visible ones are themselves, the others follow from U+0100. */
     json = saved_json(saved[1], directory);
-    static const char *const names[] = {
-        "\"Ā\": 0,", "\"Ċ\": 10,", "\"Ġ\": 32,", "\"!\": 33,", "\"\\\"\": 34,", "\"~\": 126,",
-        "\"ġ\": 127,", "\"ł\": 160,", "\"¡\": 161,", "\"Ń\": 173,", "\"®\": 174,", "\"ÿ\": 255\n"};
+    static const char *const names[] = {"\"Ā\": 0,",   "\"Ċ\": 10,",    "\"Ġ\": 32,",
+                                        "\"!\": 33,",  "\"\\\"\": 34,", "\"~\": 126,",
+                                        "\"ġ\": 127,", "\"ł\": 160,",   "\"¡\": 161,",
+                                        "\"Ń\": 173,", "\"®\": 174,",   "\"ÿ\": 255\n"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strstr(json, names[i]) == NULL) fail_msg("%s is not in the vocabulary", names[i]);
     free(json);
@@ -322,8 +324,10 @@ static void test_damaged_json(void **state) {
             damaged[i] = values[v];
             error_set("%s", "");
             Tokenizer *tokenizer = load_json(damaged, sizeof golden - 1);
-            if (tokenizer == NULL) assert_said("tokenizer.json");
-            else assert_int_equal(tokenizer_vocabulary(tokenizer), 4);
+            if (tokenizer == NULL)
+                assert_said("tokenizer.json");
+            else
+                assert_int_equal(tokenizer_vocabulary(tokenizer), 4);
             tokenizer_free(tokenizer);
         }
     /* Nested more deeply than any parser's stack. */
@@ -372,7 +376,11 @@ static void test_refused_json(void **state) {
         assert_said("tokenizer.json");
         assert_said(cases[i].said);
     }
-    static const char *const others[] = {"[]", "3", "null", "{}", "{\"model\": []}",
+    static const char *const others[] = {"[]",
+                                         "3",
+                                         "null",
+                                         "{}",
+                                         "{\"model\": []}",
                                          "{\"model\": {\"type\": \"WordLevel\", \"vocab\": {}}}"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         assert_null(load_json(others[i], strlen(others[i])));
@@ -474,6 +482,51 @@ static void test_shards(void **state) {
     Dataset *one = dataset_from_shards("shards/part_0.bin", 5, /*scan=*/true);
     assert_int_equal(dataset_tokens(one), 5);
     dataset_close(one);
+}
+
+/* A directory that exists is itself in a pattern, even if it looks like one. */
+static void test_directory_like_a_pattern(void **state) {
+    (void)state;
+    make_directory("odd[1]");
+    make_directory("odd[1]/a*\\?");
+    make_directory("odd1");
+    put_shard("odd[1]/a*\\?/part_0.bin", 5, 0);
+    put_shard("odd[1]/a*\\?/part_1.bin", 6, 0);
+    put_shard("odd1/part_0.bin", 7, 0);
+    const struct {
+        const char *pattern;
+        size_t tokens;
+    } cases[] = {{"odd[1]/a*\\?/part_*.bin", 11},    {"odd[1]/*/part_[1].bin", 6},
+                 {"odd[1]/a*\\?/part_0.bin", 5},     {"odd[1]/a*\\?", 11},
+                 {"./odd[1]/a*\\?//part_?.bin", 11}, {"od[d]1/part_*.bin", 7},
+                 {"odd\\[1]/*/part_0.bin", 5}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Dataset *dataset = dataset_from_shards(cases[i].pattern, 10, /*scan=*/true);
+        if (dataset == NULL) fail_msg("%s", error_message());
+        assert_int_equal(dataset_tokens(dataset), cases[i].tokens);
+        dataset_close(dataset);
+    }
+    put("text[1].txt", "text", 4);
+    assert_false(corpus_is_shards("text[1].txt"));
+    assert_true(corpus_is_shards("odd[1]"));
+    assert_true(corpus_is_shards("odd*"));
+}
+
+static void test_packed_texts(void **state) {
+    (void)state;
+    static const char *const names[] = {"lines.jsonl", "lines.ndjson.gz", "packed.txt"};
+    put("lines.jsonl", "{}\n", 3);
+    put("lines.ndjson.gz", "\x1f\x8b\x08", 3);
+    put("packed.txt", "\x1f\x8b\x08", 3);
+    Corpus corpus;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        assert_false(corpus_open_text(&corpus, names[i], tokenizer_bytes(), "", 0));
+        assert_said(names[i]);
+        assert_said("use tokenize first");
+    }
+    put("half.txt", "\x1f magic", 7);
+    assert_true(corpus_open_text(&corpus, "half.txt", NULL, "bytes", 0));
+    corpus_close(&corpus);
 }
 
 static void test_refused_shards(void **state) {
@@ -712,8 +765,10 @@ static void test_loader_refuses(void **state) {
 /* Runs the script under these settings; its exit status, and its stdout in `out`. */
 static int run_script(const char *settings, char *out, size_t size) {
     char command[256];
-    snprintf(command, sizeof command, "cd tree && env -u TINYSHAKESPEARE %s "
-             "PATH=\"$PWD/bin:$PATH\" sh data/tinyshakespeare.sh 2>stderr", settings);
+    snprintf(command, sizeof command,
+             "cd tree && env -u TINYSHAKESPEARE %s "
+             "PATH=\"$PWD/bin:$PATH\" sh data/tinyshakespeare.sh 2>stderr",
+             settings);
     FILE *pipe = popen(command, "r");
     assert_non_null(pipe);
     out[fread(out, 1, size - 1, pipe)] = '\0';
@@ -779,6 +834,8 @@ int main(void) {
         cmocka_unit_test(test_refused_json),
         cmocka_unit_test(test_tokens_in_memory),
         cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_directory_like_a_pattern),
+        cmocka_unit_test(test_packed_texts),
         cmocka_unit_test(test_refused_shards),
         cmocka_unit_test(test_write_shard),
         cmocka_unit_test(test_exactly_once),

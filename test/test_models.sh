@@ -67,6 +67,32 @@ bad_exports_are_refused() {
     refused 'run/last holds the state of a training' $export --output=run/last
 }
 
+exports_replace_nothing_but_exports() {
+    export="$train_gpt export --checkpoint=run/last"
+    for target in directory again; do
+        run export --checkpoint=run/last --output=$target --precision=bf16
+        run export --checkpoint=run/last --output=$target
+        same run/last/model.safetensors $target/model.safetensors
+    done
+    run export --checkpoint=run/last --output=model.bin
+    refused 'run/best is a checkpoint of a run' $export --output=run/best
+    cp text.txt text.bin && cp text.bin before
+    refused 'text.bin is there and is no model of llm.c' $export --output=text.bin
+    ln -s model.bin link.bin && ln -s nowhere dangling.bin
+    for link in link.bin dangling.bin; do
+        refused "$link is there and is a symbolic link" $export --output=$link
+    done
+    same text.bin before
+    for file in config.json generation_config.json model.safetensors tokenizer.json; do
+        mkdir foreign && echo '{"model_type": "gpt2"}' >foreign/$file && cp foreign/$file before
+        refused "foreign/$file is there, and no earlier export wrote it" $export --output=foreign
+        same foreign/$file before && rm -r foreign
+    done
+    mkdir notes && echo mine >notes/README.md
+    run export --checkpoint=run/last --output=notes
+    grep -q mine notes/README.md
+}
+
 # --- Imports -------------------------------------------------------------------------------------
 
 # shards INDEX: a checkpoint whose one file is named by an index with this text.
@@ -186,6 +212,7 @@ check export_keeps_every_bit
 check files_of_llmc_are_models
 check export_of_fewer_bits
 check bad_exports_are_refused
+check exports_replace_nothing_but_exports
 check models_of_several_files
 check damaged_safetensors_are_refused
 check damaged_files_of_llmc_are_refused

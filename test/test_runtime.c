@@ -176,8 +176,7 @@ static void permute_is_unbiased(void **state) {
     for (uint64_t n = 2; n <= LONGEST; n++) {
         int counts[LONGEST][LONGEST] = {{0}};
         for (uint64_t key = 0; key < KEYS; key++)
-            for (uint64_t i = 0; i < n; i++)
-                counts[i][random_permute(i, n, random_mix(99, key))]++;
+            for (uint64_t i = 0; i < n; i++) counts[i][random_permute(i, n, random_mix(99, key))]++;
         double expected = (double)KEYS / (double)n, chi_square = 0, m = (double)n - 1;
         for (uint64_t i = 0; i < n; i++)
             for (uint64_t k = 0; k < n; k++)
@@ -261,7 +260,7 @@ static Flag *options_reset(Options *o) {
     return o->flags;
 }
 
-#define PARSE(options, ...)                                                                \
+#define PARSE(options, ...)                                                               \
     flags_parse(options_reset(options), sizeof((char *[]){__VA_ARGS__}) / sizeof(char *), \
                 (char *[]){__VA_ARGS__})
 
@@ -350,6 +349,34 @@ static void flags_refuse_with_a_reason(void **state) {
     assert_true(o.lr == 6e-4);
 }
 
+/* A value that is refused is shown on one line, cut; a text has line breaks, and no record. */
+static void flags_with_line_breaks(void **state) {
+    (void)state;
+    Options o;
+    assert_false(PARSE(&o, "--data=one\ntwo"));
+    assert_message("--data=one…: expected one line of text");
+    char digits[80] = "--steps=";
+    memset(digits + 8, '9', 61);
+    assert_false(PARSE(&o, digits));
+    digits[68] = '\0';
+    assert_message(digits);
+    assert_message("9…: expected");
+    assert_null(
+        strstr(error_message(), "9999999999999999999999999999999999999999999999999999999999999"));
+
+    const char *prompt = "";
+    Flag flags[] = {{"prompt", FLAG_TEXT, &prompt, 0, 0, NULL, "text", false}, {0}};
+    assert_true(flags_parse(flags, 1, (char *[]){"--prompt=one\n\ntwo\r\n"}));
+    assert_string_equal(prompt, "one\n\ntwo\r\n");
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *file = open_memstream(&text, &bytes);
+    flags_print_values(flags, file);
+    fclose(file);
+    assert_string_equal(text, "");
+    free(text);
+}
+
 static void flags_set_copies_and_checks(void **state) {
     (void)state;
     Options o;
@@ -399,7 +426,7 @@ static void flags_round_trip_exactly(void **state) {
     options_reset(&o);
     assert_round_trip(&o);
 
-    const double numbers[] = {0,       0.1,        1.0 / 3, 6e-4,    1e22,    123456789.125,
+    const double numbers[] = {0,       0.1,          1.0 / 3, 6e-4,     1e22,      123456789.125,
                               DBL_MAX, DBL_TRUE_MIN, DBL_MIN, INFINITY, 0.1 + 0.2, 1 + DBL_EPSILON};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         o.lr = numbers[i];
@@ -638,8 +665,10 @@ static void absent_gpu_is_explained(void **state) {
     (void)state;
     error_set("nothing");
     assert_null(device_open(DEVICE_CUDA, device_count_gpus()));
-    if (device_count_gpus() == 0) assert_message("--device=cpu");
-    else assert_message("there is no GPU");
+    if (device_count_gpus() == 0)
+        assert_message("--device=cpu");
+    else
+        assert_message("there is no GPU");
     assert_null(device_open(DEVICE_CUDA, 1000));
 }
 
@@ -671,6 +700,7 @@ int main(void) {
         cmocka_unit_test(normal_depends_on_key_and_place_only),
         cmocka_unit_test(flags_parse_every_form),
         cmocka_unit_test(flags_refuse_with_a_reason),
+        cmocka_unit_test(flags_with_line_breaks),
         cmocka_unit_test(flags_set_copies_and_checks),
         cmocka_unit_test(flags_round_trip_exactly),
         cmocka_unit_test(help_lists_every_option_with_its_default),

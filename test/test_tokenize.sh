@@ -149,6 +149,73 @@ interrupted_runs_go_on() {
     [ ! -e killed.tmp ] || echo "killed.tmp stayed"
 }
 
+# What has the name of a replacement's directory and was not made by one stays as it is.
+others_directories_stay() {
+    tokenize="$train_gpt tokenize --tokenizer=bytes --input=text.txt"
+    for name in thesis.tmp thesis.old; do
+        mkdir $name && echo mine >$name/thesis.txt
+        refused "thesis.$(echo $name | cut -d. -f2) is in the way" $tokenize --output=thesis
+        expect 'the text' "$(cat $name/thesis.txt)" mine
+        mkdir elsewhere && mv $name/thesis.txt elsewhere && rmdir $name
+        ln -s elsewhere $name
+        refused 'is in the way' $tokenize --output=thesis
+        expect 'the text behind a link' "$(cat $name/thesis.txt)" mine
+        rm $name && rm -r elsewhere
+    done
+    : >thesis.tmp
+    refused 'is in the way' $tokenize --output=thesis
+    rm thesis.tmp
+    refused 'cannot create no/where.tmp: No such file' $tokenize --output=no/where
+    mkdir thesis.tmp # empty: no one loses anything
+    run tokenize --tokenizer=bytes --input=text.txt --output=thesis
+    expect 'what is there' "$(echo $(ls -A thesis))" \
+        'manifest.json tokenizer.json train_000000.bin val_000000.bin'
+    rm -r thesis
+}
+
+# A lock on OUTPUT.tmp tells of another process.
+two_do_not_write_one_directory() {
+    command -v flock >/dev/null || return 0
+    mkdir both.tmp
+    flock both.tmp/.tilegpt -c "'$train_gpt' tokenize --tokenizer=bytes --input=text.txt \
+        --output=both" >out 2>err
+    expect 'status of the second' $? 2
+    grep -q 'another process writes both' err || cat err
+    expect 'what is there' "$(ls -A both.tmp)" .tilegpt
+    run tokenize --tokenizer=bytes --input=text.txt --output=both
+    [ ! -e both.tmp ] || echo "both.tmp stayed"
+}
+
+missing_shards_are_noticed() {
+    tokenize="tokenize --tokenizer=learnt --input=text.txt --shard-tokens=1000"
+    run $tokenize --output=parts
+    run train $model --data=parts --run=parts_run
+    for damage in 'rm parts/train_000001.bin' 'truncate -s -2 parts/val_000000.bin'; do
+        rm -r parts && run $tokenize --output=parts
+        $damage
+        pattern=$(echo "$damage" | sed 's/.* //')
+        refused "$pattern" "$train_gpt" $tokenize --output=parts
+        refused "$pattern" "$train_gpt" train $model --data=parts --run=refused
+        refused "$pattern" "$train_gpt" eval --checkpoint=parts_run/last --data=parts --device=cpu
+    done
+    run $tokenize --output=undivided --val-fraction=0
+    run eval --checkpoint=parts_run/last --data=undivided --device=cpu --eval-tokens=32
+    grep -q 'undivided has no validation part' err || echo "eval does not say what it evaluates"
+}
+
+# A file that grows after it was looked at and before it is encoded.
+changed_files_are_noticed() {
+    awk 'BEGIN { for (i = 0; i < 3000000; i++) print i, i * 7 }' >growing.txt
+    "$train_gpt" tokenize --tokenizer=learnt --input=growing.txt --output=grown >out 2>err &
+    await test -e grown.tmp -o -e grown
+    echo more >>growing.txt
+    wait $!
+    expect 'status' $? 2
+    grep -q 'growing.txt: changed while it was read' err || cat err
+    [ ! -e grown ] && [ ! -e grown.tmp ] || echo "something stayed"
+    rm growing.txt
+}
+
 # --- training ------------------------------------------------------------------------------------
 
 tokens_are_trained_on() {
@@ -163,6 +230,30 @@ tokens_are_trained_on() {
     run sample --checkpoint=went_on/last --prompt='the quick' --tokens=4 --device=cpu
     grep -q '^the quick' out || cat out
     refused 'nowhere' "$train_gpt" train $model --data=text.txt --tokenizer=nowhere --run=refused
+}
+
+# The cache is for large texts: a damaged entry is made again, and none is no error.
+cache_is_a_help_only() {
+    yes "$sentence" | head -c 17000000 >large.txt
+    train="train $model --data=large.txt --tokenizer=learnt"
+    run $train --run=cached
+    entry=$(dirname "$(ls cache/tilegpt/*/manifest.json)")
+    for damage in 'truncate -s -2' 'rm' 'truncate -s 0'; do
+        file=train_000000.bin
+        [ "$damage" = 'truncate -s 0' ] && file=manifest.json
+        $damage "$entry/$file"
+        run $train --run="damaged_$(echo $damage | tr ' ' _)"
+        [ -s "$entry/$file" ] || echo "$file was not made again after $damage"
+        ! grep -q 'not kept' err || cat err
+    done
+    : >a_file
+    for place in HOME= HOME="$scratch/a_file" XDG_CACHE_HOME=/proc/none; do
+        (unset XDG_CACHE_HOME; export "$place"
+            run $train --run="without_$(echo "$place" | tr /= __)")
+        expect 'lines that say so' "$(grep -c 'are not kept' err)" 1
+    done
+    expect 'the losses' "$(rows without_HOME_/log.csv train)" "$(rows cached/log.csv train)"
+    rm large.txt
 }
 
 bare_tokens_are_trained_on() {
@@ -207,7 +298,12 @@ check odd_texts_work
 check print_gives_a_line_for_a_line
 check tokenize_refuses
 check interrupted_runs_go_on
+check others_directories_stay
+check two_do_not_write_one_directory
+check missing_shards_are_noticed
+check changed_files_are_noticed
 check tokens_are_trained_on
+check cache_is_a_help_only
 check bare_tokens_are_trained_on
 if python3 -c 'import tokenizers' 2>/dev/null; then check hugging_face_encodes_the_same
 else skip hugging_face_encodes_the_same 'python3 has no module tokenizers'; fi
