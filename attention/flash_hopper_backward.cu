@@ -65,11 +65,10 @@ __device__ __forceinline__ void wait_for_turn(const unsigned *turns, unsigned tu
     do
         asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n" : "=r"(now) : "l"(turns) : "memory");
     while (now != turn);
-    fence_async_all();
+    fence_async_global();
 }
 __device__ __forceinline__ void end_turn(unsigned *turns) {
     store_wait();
-    fence_async_all();
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;\n" ::"l"(turns) : "memory");
 }
 

@@ -294,9 +294,9 @@ __device__ __forceinline__ void store_wait_read() {
 __device__ __forceinline__ void store_wait() {
     asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
 }
-/* Orders ordinary accesses of this thread and its bulk copies, in all memory. */
-__device__ __forceinline__ void fence_async_all() {
-    asm volatile("fence.proxy.async;\n" ::: "memory");
+/* Global memory read or written by ordinary accesses before this, and by bulk copies after it. */
+__device__ __forceinline__ void fence_async_global() {
+    asm volatile("fence.proxy.async.global;\n" ::: "memory");
 }
 
 /* `bytes` of floats (a multiple of 16) in shared memory are added to those at target, which is
