@@ -37,6 +37,8 @@ ifdef NVCC
 OBJECTS += $(ONCE_CU:%.cu=$(BUILD)/%.cu.o) $(REAL_CU:%.cu=$(BUILD)/%.f32.cu.o) $(REAL_CU:%.cu=$(BUILD)/%.bf16.cu.o)
 endif
 TESTS    := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
+# What several tests share.
+HELPERS  := $(patsubst %.c,$(BUILD)/%.o,$(filter-out test/test_% test/check_% test/fuzz.c,$(wildcard test/*.c)))
 CHECKERS := $(patsubst test/%.c,$(BUILD)/%,$(wildcard test/check_*.c))
 
 DEV      := $(patsubst dev/%.c,$(BUILD)/dev/%,$(filter-out dev/minimal_loop.c,$(wildcard dev/*.c dev/attention/*.c)))
@@ -85,7 +87,7 @@ $(BUILD)/test/test_fuzz: $(BUILD)/test/test_fuzz.o $(BUILD)/test/fuzz.o $(BUILD)
 	$(CC) $(CFLAGS) $^ -lcmocka $(LIBS) -o $@
 $(BUILD)/fuzz_parsers: $(BUILD)/test/fuzz.o $(BUILD)/libtilegpt.a
 	$(CC) $(CFLAGS) -fsanitize=fuzzer $^ $(LIBS) -o $@
-$(BUILD)/test/test_%: $(BUILD)/test/test_%.o $(BUILD)/libtilegpt.a
+$(BUILD)/test/test_%: $(BUILD)/test/test_%.o $(HELPERS) $(BUILD)/libtilegpt.a
 	$(CC) $(CFLAGS) $^ -lcmocka $(LIBS) -o $@
 $(BUILD)/test/test_bpe: LIBS += -lpcre2-8 # runs GPT-2's pattern, to compare
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtilegpt.a

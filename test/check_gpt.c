@@ -6,15 +6,15 @@
  *
  * --only=logits needs but step0.tokens and step0.logits.
  *
- * Tolerances. fp32 rounds each value to 6e-8 and sums of a few hundred lose about two digits: 1e-5 on
- * the CPU, 1e-4 on CUDA, whose sums have other orders and whose exponentials are approximate to a few
- * ulp. bf16 rounds to 4e-3 at each of the tens of operations in a row: 5e-2; a flash family may not
- * err more than twice as much as the naive one in the same precision.
+ * Tolerances. fp32 rounds each value to 6e-8 and sums of a few hundred lose about two digits: 1e-5
+ * on the CPU, 1e-4 on CUDA, whose sums have other orders and whose exponentials are approximate to
+ * a few ulp. bf16 rounds to 4e-3 at each of the tens of operations in a row: 5e-2; a flash family
+ * may not err more than twice as much as the naive one in the same precision.
  *
  * One part is judged otherwise. A key bias adds the same number to all scores of a query, which the
- * softmax ignores: its exact gradient is 0, what is computed is rounding, and Adam scales rounding up
- * to steps of at most the learning rate. So after three steps the keys' third of c_attn.bias may be
- * off by three times that. */
+ * softmax ignores: its exact gradient is 0, what is computed is rounding, and Adam scales rounding
+ * up to steps of at most the learning rate. So after three steps the keys' third of c_attn.bias may
+ * be off by three times that. */
 #include <cjson/cJSON.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,8 +34,8 @@ static const char *device_flag = "cpu", *precision_flag = "fp32", *attention_fla
 static Flag flags[] = {
     {"device", FLAG_CHOICE, &device_flag, 0, 0, "cpu|cuda", "where to compute", 0},
     {"precision", FLAG_CHOICE, &precision_flag, 0, 0, "fp32|bf16", "type of tensors", 0},
-    {"attention", FLAG_CHOICE, &attention_flag, 0, 0, "auto|naive|flash_v1|flash_mma|flash_hopper", "kernels",
-     0},
+    {"attention", FLAG_CHOICE, &attention_flag, 0, 0, "auto|naive|flash_v1|flash_mma|flash_hopper",
+     "kernels", 0},
     {"only", FLAG_CHOICE, &only_flag, 0, 0, "all|logits", "what to compare", 0},
     {NULL, FLAG_INT, NULL, 0, 0, NULL, NULL, 0}};
 
@@ -118,7 +118,8 @@ static void judge_logits(Check *check, Gpt *model, size_t rows) {
     free(logits);
 }
 
-/* Takes the keys' third out of both, if this is a c_attn.bias; its largest deviation is judged alone. */
+/* Takes the keys' third out of both, if this is a c_attn.bias: its largest deviation is judged
+ * alone. */
 static void judge_key_bias(Check *check, const GptTensor *tensor, float *values, float *expected) {
     const char *ending = strstr(tensor->name, ".c_attn.bias");
     if (!ending) return;

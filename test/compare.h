@@ -1,5 +1,5 @@
-/* Comparison of a result with a reference: ‖x − ref‖ / ‖ref‖ against a tolerance, one printed line for
- * each quantity. It passes only if error <= tolerance, so a NaN anywhere fails. */
+/* Comparison of a result with a reference: ‖x − ref‖ / ‖ref‖ against a tolerance, one printed line
+ * for each quantity. It passes only if error <= tolerance, so a NaN anywhere fails. */
 #ifndef TEST_COMPARE_H
 #define TEST_COMPARE_H
 

@@ -28,34 +28,17 @@
 #include "runtime/files.h"
 #include "runtime/random.h"
 #include "runtime/sha256.h"
+#include "test/said.h"
+#include "test/scratch.h"
+#include "test/text.h"
 
-static char scratch[] = "/tmp/tilegpt_bpe_XXXXXX";
-
-static int make_scratch(void **state) {
-    (void)state;
-    return mkdtemp(scratch) == NULL;
-}
-
-static int remove_scratch(void **state) {
-    (void)state;
-    char command[64];
-    snprintf(command, sizeof command, "rm -rf %s", scratch);
-    return system(command) != 0;
-}
-
-static void put(const char *name, const char *data, size_t bytes) {
-    char path[FILE_PATH_BYTES];
-    assert_true(file_join(path, scratch, name));
-    unlink(path); /* some file systems wait for the disk when a file is overwritten */
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
-    assert_int_equal(fclose(file), 0);
-}
-
-static void assert_said(const char *part) {
-    if (strstr(error_message(), part) == NULL)
-        fail_msg("\"%s\" does not say \"%s\"", error_message(), part);
+/* The tokenizer that the library's ids were made with. */
+static Tokenizer *load_oracle(void) {
+    char directory[FILE_PATH_BYTES];
+    in_repository(directory, "test/oracle/bpe");
+    Tokenizer *tokenizer = tokenizer_load(directory);
+    if (tokenizer == NULL) fail_msg("%s", error_message());
+    return tokenizer;
 }
 
 /* ---- random texts ---- */
@@ -307,31 +290,10 @@ static void test_long_word(void **state) {
 
 /* ---- any bytes ---- */
 
-static void assert_decodes(const Tokenizer *tokenizer, const int32_t *ids, size_t count,
-                           const char *text, size_t bytes) {
-    size_t at = 0, length;
-    for (size_t i = 0; i < count; i++) {
-        const char *token = tokenizer_decode(tokenizer, ids[i], &length);
-        assert_true(length > 0 && length <= bytes - at);
-        assert_memory_equal(token, text + at, length);
-        at += length;
-    }
-    assert_int_equal(at, bytes);
-}
-
-static void assert_round_trip(const Tokenizer *tokenizer, const char *text, size_t bytes) {
-    size_t count;
-    int32_t *ids = tokenizer_encode(tokenizer, text, bytes, &count);
-    if (ids == NULL) fail_msg("%s", error_message());
-    assert_decodes(tokenizer, ids, count, text, bytes);
-    free(ids);
-}
-
 static void test_random_bytes(void **state) {
     (void)state;
     enum { TEXTS = 20000, BYTES = 64 };
-    Tokenizer *tokenizer = tokenizer_load("test/oracle/bpe");
-    assert_non_null(tokenizer);
+    Tokenizer *tokenizer = load_oracle();
     for (int n = 0; n < TEXTS; n++) {
         char text[4 * BYTES];
         size_t bytes = draw(BYTES + 1);
@@ -372,7 +334,7 @@ static void test_threads(void **state) {
     size_t bytes = (size_t)3 << 20, count[2];
     char *text = long_text(bytes);
     int32_t *ids[2];
-    Tokenizer *tokenizer = tokenizer_load("test/oracle/bpe");
+    Tokenizer *tokenizer = load_oracle();
     int threads = omp_get_max_threads();
     for (int i = 0; i < 2; i++) {
         omp_set_num_threads(i == 0 ? 1 : 4);
@@ -420,7 +382,7 @@ static void test_cut(void **state) {
     assert_int_equal(tokenizer_cut(tokenizer, "two words", 9), 3);
     tokenizer_free(tokenizer);
     /* An added token, "gentle sir", might be cut. */
-    tokenizer = tokenizer_load("test/oracle/bpe");
+    tokenizer = load_oracle();
     assert_int_equal(tokenizer_cut(tokenizer, "two words", 9), 0);
     tokenizer_free(tokenizer);
     tokenizer = tokenizer_bytes();
@@ -491,15 +453,13 @@ static void check_hash(const Tokenizer *tokenizer, const char *text, size_t byte
     assert_string_equal(hex, cJSON_GetObjectItem(expected, "sha256_uint16")->valuestring);
 }
 
-/* The whole text, and the parts of 90% and 10% where they are given. Skips without the text. */
+/* The whole text, if it is there, and the parts of 90% and 10% where they are given. */
 static void check_tinyshakespeare(const Tokenizer *tokenizer, const cJSON *expected) {
-    const char *given = getenv("TINYSHAKESPEARE");
+    char path[FILE_PATH_BYTES];
+    if (!find_tinyshakespeare(path)) return;
     size_t bytes;
-    char *text = file_read(given != NULL ? given : "data/tinyshakespeare.txt", SIZE_MAX, &bytes);
-    if (text == NULL) {
-        print_message("not compared: %s\n", error_message());
-        return;
-    }
+    char *text = file_read(path, SIZE_MAX, &bytes);
+    assert_non_null(text);
     check_hash(tokenizer, text, bytes, cJSON_GetObjectItem(expected, "whole"));
     const cJSON *first = cJSON_GetObjectItem(expected, "first90");
     if (first != NULL) {
@@ -510,8 +470,8 @@ static void check_tinyshakespeare(const Tokenizer *tokenizer, const cJSON *expec
     free(text);
 }
 
-static void check_cases(const char *directory, const char *path) {
-    Tokenizer *tokenizer = tokenizer_load(directory);
+/* Ends the tokenizer. */
+static void check_cases(Tokenizer *tokenizer, const char *path) {
     if (tokenizer == NULL) fail_msg("%s", error_message());
     cJSON *json = read_cases(path);
     if (json == NULL) fail_msg("%s", error_message());
@@ -533,25 +493,29 @@ static void check_cases(const char *directory, const char *path) {
 
 static void test_library_cases(void **state) {
     (void)state;
-    check_cases("test/oracle/bpe", "test/oracle/bpe/cases.json");
+    char path[FILE_PATH_BYTES];
+    in_repository(path, "test/oracle/bpe/cases.json");
+    check_cases(load_oracle(), path);
 }
 
 static void test_gpt2_cases(void **state) {
     (void)state;
-    const char *directory = getenv("GPT2_TOKENIZER"), *oracle = getenv("TILEGPT_ORACLE");
-    if (directory == NULL) {
+    const char *given = getenv("GPT2_TOKENIZER"), *oracle = getenv("TILEGPT_ORACLE");
+    if (given == NULL) {
         print_message("skipped: $GPT2_TOKENIZER names no directory with GPT-2's vocabulary\n");
         skip();
     }
-    char path[FILE_PATH_BYTES];
-    assert_true(file_join(path, oracle != NULL ? oracle : "test/oracle", "gpt2_bpe.json"));
-    check_cases(directory, path);
+    char directory[FILE_PATH_BYTES], oracles[FILE_PATH_BYTES], path[FILE_PATH_BYTES];
+    in_repository(directory, given);
+    in_repository(oracles, oracle != NULL ? oracle : "test/oracle");
+    assert_true(file_join(path, oracles, "gpt2_bpe.json"));
+    check_cases(tokenizer_load(directory), path);
     Tokenizer *tokenizer = tokenizer_load(directory);
     assert_int_equal(tokenizer_vocabulary(tokenizer), 50257);
     assert_int_equal(tokenizer_special(tokenizer, "<|endoftext|>"), 50256);
     /* What it is saved as is read as the same. */
     assert_true(tokenizer_save(tokenizer, scratch));
-    check_cases(scratch, path);
+    check_cases(tokenizer_load(scratch), path);
     tokenizer_free(tokenizer);
 }
 
@@ -559,7 +523,7 @@ static void test_gpt2_cases(void **state) {
 
 static void test_special(void **state) {
     (void)state;
-    Tokenizer *tokenizer = tokenizer_load("test/oracle/bpe");
+    Tokenizer *tokenizer = load_oracle();
     assert_int_equal(tokenizer_special(tokenizer, "<|endoftext|>"), 0);
     assert_int_equal(tokenizer_special(tokenizer, "gent"), -1); /* added, not special */
     assert_int_equal(tokenizer_special(tokenizer, "e"), -1);
@@ -620,7 +584,7 @@ static Tokenizer *load_with(const char *find, const char *replacement) {
     assert_non_null(at);
     int bytes = snprintf(json, sizeof json, "%.*s%s%s", (int)(at - small_json), small_json,
                          replacement, at + strlen(find));
-    put("tokenizer.json", json, (size_t)bytes);
+    put_file("tokenizer.json", json, (size_t)bytes);
     return tokenizer_load(scratch);
 }
 
@@ -725,7 +689,7 @@ static void test_damaged(void **state) {
     (void)state;
     size_t size = sizeof small_json - 1;
     for (size_t length = 0; length < size; length++) {
-        put("tokenizer.json", small_json, length);
+        put_file("tokenizer.json", small_json, length);
         assert_null(tokenizer_load(scratch));
         assert_said("tokenizer.json");
     }
@@ -735,7 +699,7 @@ static void test_damaged(void **state) {
             char damaged[sizeof small_json];
             memcpy(damaged, small_json, sizeof small_json);
             damaged[i] = values[v];
-            put("tokenizer.json", damaged, size);
+            put_file("tokenizer.json", damaged, size);
             error_set("%s", "");
             Tokenizer *tokenizer = tokenizer_load(scratch);
             if (tokenizer == NULL) {
@@ -752,8 +716,8 @@ static Tokenizer *load_pair(const char *vocabulary, const char *merges, size_t m
     char path[FILE_PATH_BYTES];
     assert_true(file_join(path, scratch, "tokenizer.json"));
     unlink(path);
-    put("vocab.json", vocabulary, strlen(vocabulary));
-    put("merges.txt", merges, merges_bytes);
+    put_file("vocab.json", vocabulary, strlen(vocabulary));
+    put_file("merges.txt", merges, merges_bytes);
     return tokenizer_load(scratch);
 }
 
@@ -810,5 +774,5 @@ int main(void) {
         cmocka_unit_test(test_variants),      cmocka_unit_test(test_refused),
         cmocka_unit_test(test_damaged),       cmocka_unit_test(test_vocab_and_merges),
     };
-    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
+    return cmocka_run_group_tests(tests, enter_scratch, leave_scratch);
 }

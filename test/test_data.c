@@ -21,64 +21,11 @@
 #include "data/utf8.h"
 #include "runtime/error.h"
 #include "runtime/files.h"
-#include "runtime/random.h"
-
-/* The tests run in a directory of their own; this is the one that they were started in. */
-static char repository[FILE_PATH_BYTES], scratch[] = "/tmp/tilegpt_data_XXXXXX";
-
-static int enter_scratch(void **state) {
-    (void)state;
-    return getcwd(repository, sizeof repository) == NULL || mkdtemp(scratch) == NULL ||
-           chdir(scratch) != 0 || mkdir("json", 0777) != 0;
-}
-
-static int leave_scratch(void **state) {
-    (void)state;
-    char command[64];
-    snprintf(command, sizeof command, "rm -rf %s", scratch);
-    return chdir(repository) != 0 || system(command) != 0;
-}
-
-/* A file or directory of the repository, unless the path is absolute. */
-static void in_repository(char path[FILE_PATH_BYTES], const char *name) {
-    if (name[0] == '/')
-        snprintf(path, FILE_PATH_BYTES, "%s", name);
-    else
-        assert_true(file_join(path, repository, name));
-}
-
-static void make_directory(const char *path) { assert_int_equal(mkdir(path, 0777), 0); }
-
-static void put(const char *path, const void *data, size_t bytes) {
-    unlink(path); /* some file systems wait for the disk when a file is overwritten */
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(data, 1, bytes, file), bytes);
-    assert_int_equal(fclose(file), 0);
-}
-
-static void assert_said(const char *part) {
-    if (strstr(error_message(), part) == NULL)
-        fail_msg("expected \"%s\" in the sentence \"%s\"", part, error_message());
-}
-
-static uint32_t noise(uint32_t i) { return philox(/*key=*/7, i, 0, 0, 0).word[0]; }
+#include "test/said.h"
+#include "test/scratch.h"
+#include "test/text.h"
 
 /* ---- tokenizers ---- */
-
-static void assert_round_trip(const Tokenizer *tokenizer, const char *text, size_t bytes) {
-    size_t count, at = 0, length;
-    int32_t *ids = tokenizer_encode(tokenizer, text, bytes, &count);
-    assert_non_null(ids);
-    for (size_t i = 0; i < count; i++, at += length) {
-        assert_in_range(ids[i], 0, tokenizer_vocabulary(tokenizer) - 1);
-        const char *token = tokenizer_decode(tokenizer, ids[i], &length);
-        assert_true(length > 0 && length <= bytes - at);
-        assert_memory_equal(token, text + at, length);
-    }
-    assert_int_equal(at, bytes);
-    free(ids);
-}
 
 /* Characters of one to four bytes, the ends of each range among them, in malloc'd memory. */
 static char *random_text(size_t characters, size_t *bytes) {
@@ -192,15 +139,11 @@ static void test_not_utf8(void **state) {
 
 static void test_tinyshakespeare(void **state) {
     (void)state;
-    const char *given = getenv("TINYSHAKESPEARE");
     char path[FILE_PATH_BYTES];
-    in_repository(path, given != NULL ? given : "data/tinyshakespeare.txt");
+    if (!find_tinyshakespeare(path)) skip();
     size_t bytes;
     char *text = file_read(path, SIZE_MAX, &bytes);
-    if (text == NULL) {
-        print_message("skipped: %s\n", error_message());
-        skip();
-    }
+    assert_non_null(text);
     Tokenizer *tokenizer = tokenizer_characters(text, bytes);
     assert_non_null(tokenizer);
     assert_int_equal(tokenizer_vocabulary(tokenizer), 65);
@@ -296,8 +239,12 @@ static void test_save_and_load(void **state) {
     tokenizer_free(tokenizer);
 }
 
+static int enter_scratch_with_json(void **state) {
+    return enter_scratch(state) != 0 || mkdir("json", 0777) != 0;
+}
+
 static Tokenizer *load_json(const char *json, size_t bytes) {
-    put("json/tokenizer.json", json, bytes);
+    put_file("json/tokenizer.json", json, bytes);
     return tokenizer_load("json");
 }
 
@@ -423,7 +370,7 @@ static void put_raw_shard(const char *path, int32_t magic, int32_t version, int3
     char data[1024 + 64] = {0};
     memcpy(data, (int32_t[]){magic, version, count}, 12);
     for (size_t i = 0; i < n; i++) memcpy(data + 1024 + 2 * i, &token, 2);
-    put(path, data, 1024 + 2 * n);
+    put_file(path, data, 1024 + 2 * n);
 }
 
 static void assert_refused(const char *path, size_t V, bool scan, const char *said) {
@@ -463,7 +410,7 @@ static void test_shards(void **state) {
         free(tokens);
         N += sizes[i];
     }
-    put("shards/readme.txt", "not a shard", 11);
+    put_file("shards/readme.txt", "not a shard", 11);
     const char *pattern[] = {directory, "shards/part_[0-3].bin"};
     int32_t *out = malloc(3 * N * sizeof *out);
     for (int p = 0; p < 2; p++) {
@@ -506,7 +453,7 @@ static void test_directory_like_a_pattern(void **state) {
         assert_int_equal(dataset_tokens(dataset), cases[i].tokens);
         dataset_close(dataset);
     }
-    put("text[1].txt", "text", 4);
+    put_file("text[1].txt", "text", 4);
     assert_false(corpus_is_shards("text[1].txt"));
     assert_true(corpus_is_shards("odd[1]"));
     assert_true(corpus_is_shards("odd*"));
@@ -515,16 +462,16 @@ static void test_directory_like_a_pattern(void **state) {
 static void test_packed_texts(void **state) {
     (void)state;
     static const char *const names[] = {"lines.jsonl", "lines.ndjson.gz", "packed.txt"};
-    put("lines.jsonl", "{}\n", 3);
-    put("lines.ndjson.gz", "\x1f\x8b\x08", 3);
-    put("packed.txt", "\x1f\x8b\x08", 3);
+    put_file("lines.jsonl", "{}\n", 3);
+    put_file("lines.ndjson.gz", "\x1f\x8b\x08", 3);
+    put_file("packed.txt", "\x1f\x8b\x08", 3);
     Corpus corpus;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         assert_false(corpus_open_text(&corpus, names[i], tokenizer_bytes(), "", 0));
         assert_said(names[i]);
         assert_said("use tokenize first");
     }
-    put("half.txt", "\x1f magic", 7);
+    put_file("half.txt", "\x1f magic", 7);
     assert_true(corpus_open_text(&corpus, "half.txt", NULL, "bytes", 0));
     corpus_close(&corpus);
 }
@@ -535,9 +482,9 @@ static void test_refused_shards(void **state) {
     const char *path = "bad/a.bin";
     put_raw_shard(path, 20240521, 1, 4, 4, 0);
     assert_refused(path, 10, false, "20240521, expected 20240520");
-    put(path, "First Citizen: ...", 18);
+    put_file(path, "First Citizen: ...", 18);
     assert_refused(path, 10, false, "\"First Citize\"");
-    put(path, "", 0);
+    put_file(path, "", 0);
     assert_refused(path, 10, false, "0 bytes");
     put_raw_shard(path, 20240520, 2, 4, 4, 0);
     assert_refused(path, 10, false, "version 2, expected 1");
@@ -602,7 +549,7 @@ static void test_write_shard(void **state) {
     assert_said("write/taken");
     assert_int_equal(rmdir("write/taken"), 0);
     /* Nothing temporary stays: the directory holds one shard, the new one. */
-    assert_int_equal(system("test \"$(ls write)\" = a.bin"), 0);
+    run_shell("test \"$(ls write)\" = a.bin");
     Dataset *dataset = dataset_from_shards("write", 4, /*scan=*/true);
     assert_int_equal(dataset_tokens(dataset), 4);
     dataset_close(dataset);
@@ -777,14 +724,14 @@ static int run_script(const char *settings, char *out, size_t size) {
 
 static void test_script(void **state) {
     (void)state;
-    assert_int_equal(system("mkdir -p tree/data tree/bin tree/build"), 0);
+    run_shell("mkdir -p tree/data tree/bin tree/build");
     char script[FILE_PATH_BYTES], out[256];
     in_repository(script, "data/tinyshakespeare.sh");
     assert_true(file_copy(script, "tree/data/tinyshakespeare.sh"));
-    put("tree/b.c", "b\n", 2);
-    put("tree/README.md", "é\n", 3);
-    put("tree/build/x.c", "x\n", 2);
-    put("tree/own.txt", "own\n", 4);
+    put_file("tree/b.c", "b\n", 2);
+    put_file("tree/README.md", "é\n", 3);
+    put_file("tree/build/x.c", "x\n", 2);
+    put_file("tree/own.txt", "own\n", 4);
     const char *stand_in = "tree/data/source_text.txt";
 
     assert_int_equal(run_script("TINYSHAKESPEARE=missing.txt", out, sizeof out), 2);
@@ -795,7 +742,7 @@ static void test_script(void **state) {
         "#!/bin/sh\nexit 6\n",
         "#!/bin/sh\nwhile [ \"$1\" != --output ]; do shift; done; echo '<html>' >\"$2\"\n"};
     for (int i = 0; i < 2; i++) {
-        put("tree/bin/curl", curl[i], strlen(curl[i]));
+        put_file("tree/bin/curl", curl[i], strlen(curl[i]));
         assert_int_equal(chmod("tree/bin/curl", 0755), 0);
         unlink(stand_in);
         assert_int_equal(run_script("", out, sizeof out), 0);
@@ -844,5 +791,5 @@ int main(void) {
         cmocka_unit_test(test_loader_refuses),
         cmocka_unit_test(test_script),
     };
-    return cmocka_run_group_tests_name("data", tests, enter_scratch, leave_scratch);
+    return cmocka_run_group_tests_name("data", tests, enter_scratch_with_json, leave_scratch);
 }

@@ -1,5 +1,5 @@
-/* The fuzzer's corpus (test/fuzz.c), each input whole and cut short: every parser accepts or refuses
- * it, in bounds as far as this build checks them (all, under config=sanitize). */
+/* The fuzzer's corpus (test/fuzz.c), each input whole and cut short: every parser accepts or
+ * refuses it, in bounds as far as this build checks them (all, under config=sanitize). */
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>

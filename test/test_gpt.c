@@ -13,7 +13,11 @@
 #include "gpt/evaluate.h"
 #include "gpt/schedule.h"
 #include "runtime/error.h"
+#include "runtime/random.h"
 #include "test/compare.h"
+#include "test/model.h"
+#include "test/said.h"
+#include "test/scratch.h"
 
 /* Sizes that share no factor, a head size that is no power of two. */
 static const GptConfig small = {2, 3, 21, 9, 11, 1e-5f, 0, 0, 0, false};
@@ -28,8 +32,7 @@ static Device *device;
 static Gpt *make(GptConfig config, DataType type, AttentionFamily attention,
                  GptRecompute recompute) {
     GptOptions options = {B, T, type, GPT_TRAINING, attention, recompute, true};
-    Gpt *model = gpt_create(&config, &options, device, NULL);
-    if (!model) fail_msg("%s", error_message());
+    Gpt *model = create_model(&config, &options, device);
     gpt_init(model, 7);
     return model;
 }
@@ -50,17 +53,11 @@ static double loss_of(Gpt *model) {
     return gpt_loss(model);
 }
 
-/* Every parameter of every tensor, with weights large enough that no gradient is negligible. */
+/* Some parameters of every tensor. */
 static void check_gradients(GptConfig config, AttentionFamily attention, GptRecompute recompute) {
     Gpt *model = make(config, TYPE_F64, attention, recompute);
     double sum = 0, reference = 0;
-    for (size_t i = 0; i < gpt_tensors(model); i++) {
-        const GptTensor *tensor = gpt_tensor(model, i);
-        float *values = malloc(tensor->elements * sizeof *values);
-        random_normal(values, tensor->elements, i, 0.3f);
-        gpt_write(model, GPT_PARAMETERS, tensor, values);
-        free(values);
-    }
+    randomize(model);
     gpt_set_training(model, 1, 99, true);
     for (size_t i = 0; i < gpt_tensors(model); i++) {
         const GptTensor *tensor = gpt_tensor(model, i);
@@ -71,7 +68,7 @@ static void check_gradients(GptConfig config, AttentionFamily attention, GptReco
         gpt_backward(model);
         gpt_read_double(model, GPT_GRADIENTS, tensor, gradient);
         for (size_t j = 0; j < tensor->elements; j += 1 + tensor->elements / 40) {
-            /* The error of a difference is h² of curvature and 1e-16/h of rounding: both near 1e-10. */
+            /* A difference errs by h² of curvature and 1e-16/h of rounding: both near 1e-10. */
             double h = 1e-5, kept = values[j];
             values[j] = kept + h;
             gpt_write_double(model, GPT_PARAMETERS, tensor, values);
@@ -128,20 +125,6 @@ static void gradients_of_an_untied_head(void **state) {
     gpt_free(untouched);
 }
 
-static bool same_parameters(const Gpt *a, const Gpt *b) {
-    bool same = true;
-    for (size_t i = 0; i < gpt_tensors(a); i++) {
-        const GptTensor *tensor = gpt_tensor(a, i);
-        float *x = malloc(tensor->elements * sizeof *x), *y = malloc(tensor->elements * sizeof *y);
-        gpt_read(a, GPT_PARAMETERS, tensor, x);
-        gpt_read(b, GPT_PARAMETERS, tensor, y);
-        same = same && memcmp(x, y, tensor->elements * sizeof *x) == 0;
-        free(x);
-        free(y);
-    }
-    return same;
-}
-
 static void recomputation_changes_no_bit(void **state) {
     (void)state;
     GptConfig config = small;
@@ -152,10 +135,10 @@ static void recomputation_changes_no_bit(void **state) {
     for (GptRecompute recompute = RECOMPUTE_GELU; recompute < RECOMPUTE_KINDS; recompute++) {
         Gpt *other = make(config, TYPE_F32, ATTENTION_AUTO, recompute);
         for (uint64_t i = 1; i <= 3; i++) step(other, i);
-        assert_true(same_parameters(kept, other));
+        assert_true(same_arena(kept, other, GPT_PARAMETERS));
         assert_true(gpt_planned(other)->activations < gpt_planned(kept)->activations);
         step(other, 4);
-        assert_false(same_parameters(kept, other));
+        assert_false(same_arena(kept, other, GPT_PARAMETERS));
         gpt_free(other);
     }
     gpt_free(kept);
@@ -195,29 +178,23 @@ static void accumulation_equals_a_larger_batch(void **state) {
 /* Four steps equal two, a checkpoint, another model, two more: bit for bit. */
 static void resuming_changes_no_bit(void **state) {
     (void)state;
-    char directory[] = "/tmp/tilegpt_test_XXXXXX", path[64];
-    assert_non_null(mkdtemp(directory));
-    snprintf(path, sizeof path, "%s/last", directory);
     Gpt *straight = make(small, TYPE_F32, ATTENTION_AUTO, RECOMPUTE_NONE);
     Gpt *first = make(small, TYPE_F32, ATTENTION_AUTO, RECOMPUTE_NONE);
     Gpt *second = make(small, TYPE_F32, ATTENTION_AUTO, RECOMPUTE_NONE);
     for (uint64_t i = 1; i <= 4; i++) step(straight, i);
     for (uint64_t i = 1; i <= 2; i++) step(first, i);
     TrainerState saved = {2, 7, INFINITY, 28, 3}, loaded;
-    assert_true(checkpoint_save(path, first, &saved, NULL, NULL));
+    assert_true(checkpoint_save("last", first, &saved, NULL, NULL));
     step(second, 1); /* so that what is not restored shows */
-    assert_true(checkpoint_load(path, second));
-    assert_true(checkpoint_resume(path, second, &loaded));
+    assert_true(checkpoint_load("last", second));
+    assert_true(checkpoint_resume("last", second, &loaded));
     assert_memory_equal(&saved, &loaded, sizeof saved);
     for (uint64_t i = loaded.step + 1; i <= 4; i++) step(second, i);
-    assert_true(same_parameters(straight, second));
-    assert_false(same_parameters(straight, first));
+    assert_true(same_arena(straight, second, GPT_PARAMETERS));
+    assert_false(same_arena(straight, first, GPT_PARAMETERS));
     gpt_free(straight);
     gpt_free(first);
     gpt_free(second);
-    char command[128];
-    snprintf(command, sizeof command, "rm -r %s", directory);
-    assert_int_equal(system(command), 0);
 }
 
 static void a_bad_step_leaves_the_parameters(void **state) {
@@ -230,7 +207,7 @@ static void a_bad_step_leaves_the_parameters(void **state) {
     gpt_backward(model);
     gpt_update(model, adamw);
     assert_true(isnan(gpt_gradient_norm(model)));
-    assert_true(same_parameters(model, untouched));
+    assert_true(same_arena(model, untouched, GPT_PARAMETERS));
     gpt_free(model);
     gpt_free(untouched);
 }
@@ -289,16 +266,16 @@ static void bad_models_are_refused(void **state) {
     assert_null(gpt_create(&small, &options, device, NULL));
     options.T = T, options.B = (size_t)1 << 28;
     assert_null(gpt_create(&small, &options, device, NULL));
-    if (!strstr(error_message(), "would fit")) fail_msg("%s", error_message());
+    assert_said("would fit");
     /* Sizes whose bytes would wrap. */
     GptConfig huge = {4096, 8, 2048, (size_t)1 << 24, 256, 1e-5f, 0, 0, 0, false};
     options.T = huge.T, options.B = (size_t)1 << 14;
     GptPlan plan;
     assert_false(gpt_plan(&huge, &options, device, &plan));
-    if (!strstr(error_message(), "PiB")) fail_msg("%s", error_message());
+    assert_said("PiB");
     huge.C = 1000000000, huge.NH = 2;
     assert_false(gpt_config_check(&huge));
-    if (!strstr(error_message(), "must be 1 to 1048576")) fail_msg("%s", error_message());
+    assert_said("must be 1 to 1048576");
     GptConfig preset;
     assert_false(gpt_preset("gpt5", &preset));
     assert_true(gpt_preset("gpt2-124M", &preset));
@@ -311,8 +288,7 @@ static void the_plan_is_kept(void **state) {
     Device *fresh = device_open(DEVICE_CPU, 0);
     GptConfig config = {2, 2, 64, 128, 300, 1e-5f, 0.1f, 0.1f, 0.1f, false};
     GptOptions options = {4, 128, TYPE_F32, GPT_TRAINING, ATTENTION_AUTO, RECOMPUTE_NONE, false};
-    Gpt *model = gpt_create(&config, &options, fresh, NULL);
-    assert_non_null(model);
+    Gpt *model = create_model(&config, &options, fresh);
     double planned = (double)gpt_planned(model)->total;
     /* Nothing but rounding each arena up to the allocator's alignment. */
     assert_true(compare("planned against allocated",
@@ -337,7 +313,7 @@ int main(void) {
         cmocka_unit_test(bad_models_are_refused),
     };
     device = device_open(DEVICE_CPU, 0);
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests(tests, enter_scratch, leave_scratch);
     device_close(device);
     return failed;
 }

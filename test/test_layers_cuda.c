@@ -289,8 +289,8 @@ static void layernorm_case(size_t N, size_t C, float mean_of_x) {
                                         at(dout, s), at(dresidual, s), at(x, s), at(mean, s),
                                         at(rstd, s), at(weight, s), N, C, t.devices[s]);
     }
-    /* A row of one element has no variance: its exact gradient is 0, left by cancellation of terms of
-     * size rstd = eps^-1/2. So dx is compared with 0 in absolute terms, N roundings of them. */
+    /* A row of one element has no variance: its exact gradient is 0, left by cancellation of terms
+     * of size rstd = eps^-1/2. So dx is compared with 0 in absolute terms, N roundings of them. */
     double cancelled = C == 1 ? 0x1p-23 / sqrt(1e-5) : 0;
     check(dx, rounded() + cancelled * sqrt((double)N));
     check(dresidual, rounded() + cancelled);

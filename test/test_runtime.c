@@ -1,4 +1,5 @@
-/* What everything stands on: errors, random numbers, options, devices; and the comparator. */
+/* What everything stands on: errors, random numbers, digests, the log,
+ * devices; and the comparator. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -6,7 +7,6 @@
 #include <cmocka.h>
 
 #include <float.h>
-#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,16 +18,12 @@
 #include "runtime/device.h"
 #include "runtime/error.h"
 #include "runtime/files.h"
-#include "runtime/flags.h"
 #include "runtime/log.h"
 #include "runtime/random.h"
-#include "runtime/run.h"
+#include "runtime/sha256.h"
 #include "test/compare.h"
-
-static void assert_message(const char *part) {
-    if (!strstr(error_message(), part))
-        fail_msg("the message \"%s\" does not contain \"%s\"", error_message(), part);
-}
+#include "test/said.h"
+#include "test/scratch.h"
 
 static void comparator_fails_on_nan(void **state) {
     (void)state;
@@ -236,282 +232,36 @@ static void normal_depends_on_key_and_place_only(void **state) {
     assert_memory_not_equal(other, whole, sizeof whole);
 }
 
-/* A table of one option of each type. */
-typedef struct {
-    int64_t steps, seed;
-    double lr;
-    bool compile;
-    const char *data, *device;
-    Flag flags[7];
-} Options;
-
-static Flag *options_reset(Options *o) {
-    *o = (Options){.steps = 100, .seed = 1, .lr = 6e-4, .data = "text.txt", .device = "auto"};
-    const Flag flags[7] = {
-        {"steps", FLAG_INT, &o->steps, 1, 1e6, NULL, "updates to make", false},
-        {"seed", FLAG_INT, &o->seed, INT64_MIN, (double)INT64_MAX, NULL, "random seed", false},
-        {"lr", FLAG_FLOAT, &o->lr, 0, INFINITY, NULL, "learning rate", false},
-        {"compile", FLAG_BOOL, &o->compile, 0, 0, NULL, "compile first", false},
-        {"data", FLAG_STRING, &o->data, 0, 0, NULL, "file to read", false},
-        {"device", FLAG_CHOICE, &o->device, 0, 0, "auto|cpu|cuda", "where to compute", false},
-        {0},
-    };
-    memcpy(o->flags, flags, sizeof flags);
-    return o->flags;
-}
-
-#define PARSE(options, ...)                                                               \
-    flags_parse(options_reset(options), sizeof((char *[]){__VA_ARGS__}) / sizeof(char *), \
-                (char *[]){__VA_ARGS__})
-
-static void flags_parse_every_form(void **state) {
+/* By sha256sum. */
+static void sha256_gives_the_known_digests(void **state) {
     (void)state;
-    Options o;
-    assert_true(flags_parse(options_reset(&o), 0, NULL));
-    assert_int_equal(o.steps, 100);
-    assert_false(o.flags[0].given);
-
-    assert_true(PARSE(&o, "--steps=12", "--lr", "1e-3", "--compile", "--data=a=b", "--device",
-                      "cpu", "--seed", "-9223372036854775808"));
-    assert_int_equal(o.steps, 12);
-    assert_true(o.lr == 1e-3);
-    assert_true(o.compile);
-    assert_string_equal(o.data, "a=b");
-    assert_string_equal(o.device, "cpu");
-    assert_true(o.seed == INT64_MIN);
-    for (int i = 0; i < 6; i++) assert_true(o.flags[i].given);
-
-    assert_true(PARSE(&o, "--compile=true", "--compile=false", "--data=", "--steps=1000000"));
-    assert_false(o.compile);
-    assert_string_equal(o.data, "");
-    assert_int_equal(o.steps, 1000000);
-    assert_false(o.flags[1].given);
-}
-
-static void flags_refuse_with_a_reason(void **state) {
-    (void)state;
-    Options o;
-    assert_false(PARSE(&o, "--setps=3"));
-    assert_message("unknown option --setps=3; did you mean --steps?");
-    assert_false(PARSE(&o, "-steps", "3"));
-    assert_message("did you mean --steps?");
-    assert_false(PARSE(&o, "---steps=3"));
-    assert_message("unknown option ---steps=3");
-    assert_false(PARSE(&o, "--nothing-like-it"));
-    assert_message("unknown option --nothing-like-it; --help");
-    assert_false(PARSE(&o, "--step=3")); /* no abbreviations */
-    assert_message("did you mean --steps?");
-    assert_false(PARSE(&o, "--lr=1", "steps=3"));
-    assert_message("stray word \"steps=3\"");
-    assert_false(PARSE(&o, "--compile", "true"));
-    assert_message("stray word \"true\"");
-    assert_false(PARSE(&o, "--steps"));
-    assert_message("--steps needs a value");
-    assert_false(PARSE(&o, "--device", "--steps=3"));
-    assert_message("--device needs a value: --device=auto|cpu|cuda");
-    assert_int_equal(o.steps, 100);
-
     static const struct {
-        char *word;
-        const char *message;
-    } malformed[] = {
-        {"--steps=", "--steps=: expected a whole number from 1 to 1000000"},
-        {"--steps=0", "--steps=0: expected a whole number from 1 to 1000000"},
-        {"--steps=1000001", "expected a whole number"},
-        {"--steps=99999999999999999999", "expected a whole number"},
-        {"--seed=9223372036854775808", "expected a whole number"},
-        {"--steps=3x", "expected a whole number"},
-        {"--steps= 3", "expected a whole number"},
-        {"--steps=3 ", "expected a whole number"},
-        {"--steps=1e3", "expected a whole number"},
-        {"--steps=3.0", "expected a whole number"},
-        {"--lr=fast", "--lr=fast: expected a number from 0 upwards"},
-        {"--lr=-0.1", "expected a number from 0"},
-        {"--lr=nan", "expected a number from 0"},
-        {"--lr=1e999", "expected a number from 0"},
-        {"--lr= 1", "expected a number from 0"},
-        {"--lr=1,5", "expected a number from 0"},
-        {"--lr=", "expected a number from 0"},
-        {"--compile=yes", "--compile=yes: expected true or false"},
-        {"--compile=", "expected true or false"},
-        {"--device=gpu", "--device=gpu: expected auto|cpu|cuda"},
-        {"--device=cp", "expected auto|cpu|cuda"},
-        {"--device=auto|cpu", "expected auto|cpu|cuda"},
-        {"--device=", "expected auto|cpu|cuda"},
-        {"--data=a\nb", "expected one line of text"},
-    };
-    for (size_t i = 0; i < sizeof malformed / sizeof malformed[0]; i++) {
-        assert_false(PARSE(&o, malformed[i].word));
-        assert_message(malformed[i].message);
-        for (Flag *flag = o.flags; flag->name; flag++) assert_false(flag->given);
+        size_t count; /* of letters 'a' */
+        const char *hex;
+    } known[] = {/* both sides of the block and of the padding's place for the length */
+                 {0, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
+                 {55, "9f4390f8d30c2dd92ec9f095b65e2b9ae9b0a925a5258e241c9f1e910f734318"},
+                 {56, "b35439a4ac6f0948b6d6f9e3c6af0f5f590ce20f1bde7090ef7970686ec6738a"},
+                 {64, "ffe054fe7ae0cb6dc65c3af9b61d5209f439851db43d0ba5997337df154668eb"},
+                 {1000000, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"}};
+    char *text = malloc(1000000), hex[SHA256_HEX_BYTES];
+    memset(text, 'a', 1000000);
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        Sha256 hash;
+        sha256_begin(&hash);
+        sha256_add(&hash, text, known[i].count / 3); /* also in two parts of unlike sizes */
+        sha256_add(&hash, text, known[i].count - known[i].count / 3);
+        sha256_end(&hash, hex);
+        assert_string_equal(hex, known[i].hex);
     }
-    assert_int_equal(o.steps, 100);
-    assert_true(o.lr == 6e-4);
-}
-
-/* A value that is refused is shown on one line, cut; a text has line breaks, and no record. */
-static void flags_with_line_breaks(void **state) {
-    (void)state;
-    Options o;
-    assert_false(PARSE(&o, "--data=one\ntwo"));
-    assert_message("--data=one…: expected one line of text");
-    char digits[80] = "--steps=";
-    memset(digits + 8, '9', 61);
-    assert_false(PARSE(&o, digits));
-    digits[68] = '\0';
-    assert_message(digits);
-    assert_message("9…: expected");
-    assert_null(
-        strstr(error_message(), "9999999999999999999999999999999999999999999999999999999999999"));
-
-    const char *prompt = "";
-    Flag flags[] = {{"prompt", FLAG_TEXT, &prompt, 0, 0, NULL, "text", false}, {0}};
-    assert_true(flags_parse(flags, 1, (char *[]){"--prompt=one\n\ntwo\r\n"}));
-    assert_string_equal(prompt, "one\n\ntwo\r\n");
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *file = open_memstream(&text, &bytes);
-    flags_print_values(flags, file);
-    fclose(file);
-    assert_string_equal(text, "");
+    uint64_t bytes;
+    put_file("a.txt", text, 1000000);
+    assert_true(sha256_file("a.txt", hex, &bytes));
+    assert_int_equal(bytes, 1000000);
+    assert_string_equal(hex, known[4].hex);
+    assert_false(sha256_file("no.txt", hex, &bytes));
+    assert_said("no.txt");
     free(text);
-}
-
-static void flags_set_copies_and_checks(void **state) {
-    (void)state;
-    Options o;
-    options_reset(&o);
-    char text[] = "first";
-    assert_true(flags_set(o.flags, "data", text));
-    text[0] = 'x';
-    assert_string_equal(o.data, "first");
-    assert_true(o.flags[4].given);
-    assert_false(flags_set(o.flags, "device", "tpu"));
-    assert_message("--device=tpu: expected auto|cpu|cuda");
-    assert_false(flags_set(o.flags, "dat", "x"));
-    assert_message("did you mean --data?");
-}
-
-/* What flags_print_values prints of `from`, flags_set must read back into equal values. */
-static void assert_round_trip(Options *from) {
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *file = open_memstream(&text, &bytes);
-    assert_non_null(file);
-    flags_print_values(from->flags, file);
-    fclose(file);
-
-    Options to;
-    options_reset(&to);
-    int lines = 0;
-    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1, lines++) {
-        *end = '\0';
-        char *equals = strchr(line, '=');
-        assert_non_null(equals);
-        *equals = '\0';
-        assert_true(flags_set(to.flags, line, equals + 1));
-    }
-    assert_int_equal(lines, 6);
-    assert_true(to.steps == from->steps && to.seed == from->seed);
-    assert_memory_equal(&to.lr, &from->lr, sizeof to.lr);
-    assert_int_equal(to.compile, from->compile);
-    assert_string_equal(to.data, from->data);
-    assert_string_equal(to.device, from->device);
-    free(text);
-}
-
-static void flags_round_trip_exactly(void **state) {
-    (void)state;
-    Options o;
-    options_reset(&o);
-    assert_round_trip(&o);
-
-    const double numbers[] = {0,       0.1,          1.0 / 3, 6e-4,     1e22,      123456789.125,
-                              DBL_MAX, DBL_TRUE_MIN, DBL_MIN, INFINITY, 0.1 + 0.2, 1 + DBL_EPSILON};
-    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
-        o.lr = numbers[i];
-        assert_round_trip(&o);
-    }
-    for (uint32_t i = 0; i < 2000; i++) { /* any positive finite bits */
-        Philox draw = philox(3, i, 0, 0, 9);
-        uint64_t bits = (uint64_t)(draw.word[0] & 0x7fffffff) << 32 | draw.word[1];
-        memcpy(&o.lr, &bits, sizeof bits);
-        if (isfinite(o.lr)) assert_round_trip(&o);
-    }
-    char longest[3001];
-    memset(longest, 'y', 3000);
-    longest[3000] = '\0';
-    o.data = longest;
-    assert_round_trip(&o);
-    o.data = " a = b # \"c\" ";
-    o.device = "cuda";
-    o.compile = true;
-    o.seed = INT64_MAX;
-    assert_round_trip(&o);
-
-    char text[32];
-    o.lr = 0.0006;
-    flags_format(&o.flags[2], text, sizeof text);
-    assert_string_equal(text, "0.0006");
-    o.lr = 2000;
-    flags_format(&o.flags[2], text, sizeof text);
-    assert_string_equal(text, "2000");
-}
-
-static void help_lists_every_option_with_its_default(void **state) {
-    (void)state;
-    Options o;
-    options_reset(&o);
-    char *text = NULL;
-    size_t bytes = 0;
-    FILE *file = open_memstream(&text, &bytes);
-    assert_non_null(file);
-    flags_print_help(o.flags, file);
-    fclose(file);
-    assert_non_null(strstr(text, "  --steps=INT             updates to make [100]\n"));
-    assert_non_null(strstr(text, "  --lr=NUMBER             learning rate [0.0006]\n"));
-    assert_non_null(strstr(text, "  --compile               compile first [false]\n"));
-    assert_non_null(strstr(text, "  --data=TEXT             file to read [text.txt]\n"));
-    assert_non_null(strstr(text, "  --device=auto|cpu|cuda  where to compute [auto]\n"));
-    free(text);
-}
-
-/* A fresh directory as a run. */
-static void make_run(Run *run, char directory[static sizeof "/tmp/test_runtime.XXXXXX"]) {
-    strcpy(directory, "/tmp/test_runtime.XXXXXX");
-    assert_non_null(mkdtemp(directory));
-    assert_true(run_name(run, directory));
-}
-
-/* The flags of a run that were cut or lost a line are refused: an option that silently fell back to
- * its default would change the run. */
-static void recorded_flags_are_whole(void **state) {
-    (void)state;
-    char directory[32];
-    Run run;
-    make_run(&run, directory);
-    Options o, read;
-    options_reset(&o);
-    o.steps = 7;
-    assert_true(run_write_flags(&run, o.flags));
-    assert_true(run_read_flags(&run, options_reset(&read)));
-    assert_int_equal(read.steps, 7);
-
-    size_t bytes;
-    char *text = file_read(run.flags, 1 << 20, &bytes);
-    assert_non_null(text);
-    for (size_t cut = 0; cut < bytes; cut++) {
-        assert_true(file_write(run.flags, text, cut));
-        assert_false(run_read_flags(&run, options_reset(&read)));
-        assert_message("flags.txt is damaged");
-    }
-    memcpy(strstr(text, "lr="), "rl=", 3);
-    assert_true(file_write(run.flags, text, bytes));
-    assert_false(run_read_flags(&run, options_reset(&read)));
-    assert_message("no line lr=");
-    free(text);
-    unlink(run.flags);
-    assert_int_equal(rmdir(directory), 0); /* and nothing temporary was left */
 }
 
 static void assert_log(const char *path, const char *expected) {
@@ -525,10 +275,8 @@ static void assert_log(const char *path, const char *expected) {
  * neither the run nor what was logged. */
 static void log_keeps_what_it_can(void **state) {
     (void)state;
-    char directory[32], path[FILE_PATH_BYTES];
-    Run run;
-    make_run(&run, directory);
-    assert_true(file_join(path, directory, "log.csv"));
+    const char *directory = "logged", *path = "logged/log.csv";
+    make_directory(directory);
     const char header[] = "step,split,loss,norm,lr,ms,tokens_per_second\n";
     char rows[256];
     snprintf(rows, sizeof rows, "%s1,train,4,1,0.1,2.000,3\n2,train,3,1,0.1,2.000,3\n3,tr", header);
@@ -553,7 +301,7 @@ static void log_keeps_what_it_can(void **state) {
     log_step(&log, &step, /*print=*/false);
     log_close(&log);
     unlink(path);
-    assert_int_equal(rmdir(directory), 0);
+    assert_int_equal(rmdir(directory), 0); /* and nothing temporary was left */
 }
 
 /* Every promise of device.h on one device. */
@@ -603,8 +351,8 @@ static void check_device(Device *device) {
     device_memory(device, &available, &total);
     assert_true(available > 0 && available <= total);
     assert_null(device_alloc(device, total + 1));
-    assert_message("not enough memory on");
-    assert_message("GiB wanted");
+    assert_said("not enough memory on");
+    assert_said("GiB wanted");
     assert_null(device_alloc(device, SIZE_MAX));
     assert_false(device_reserve_scratch(device, total + 1));
     assert_int_equal(device->scratch_bytes, 0);
@@ -666,9 +414,9 @@ static void absent_gpu_is_explained(void **state) {
     error_set("nothing");
     assert_null(device_open(DEVICE_CUDA, device_count_gpus()));
     if (device_count_gpus() == 0)
-        assert_message("--device=cpu");
+        assert_said("--device=cpu");
     else
-        assert_message("there is no GPU");
+        assert_said("there is no GPU");
     assert_null(device_open(DEVICE_CUDA, 1000));
 }
 
@@ -698,18 +446,12 @@ int main(void) {
         cmocka_unit_test(permute_is_unbiased),
         cmocka_unit_test(normals_have_normal_moments),
         cmocka_unit_test(normal_depends_on_key_and_place_only),
-        cmocka_unit_test(flags_parse_every_form),
-        cmocka_unit_test(flags_refuse_with_a_reason),
-        cmocka_unit_test(flags_with_line_breaks),
-        cmocka_unit_test(flags_set_copies_and_checks),
-        cmocka_unit_test(flags_round_trip_exactly),
-        cmocka_unit_test(help_lists_every_option_with_its_default),
-        cmocka_unit_test(recorded_flags_are_whole),
+        cmocka_unit_test(sha256_gives_the_known_digests),
         cmocka_unit_test(log_keeps_what_it_can),
         cmocka_unit_test(types_know_their_sizes),
         cmocka_unit_test(cpu_device_keeps_its_promises),
         cmocka_unit_test(gpu_device_keeps_its_promises),
         cmocka_unit_test(absent_gpu_is_explained),
     };
-    return cmocka_run_group_tests_name("runtime", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("runtime", tests, enter_scratch, leave_scratch);
 }

@@ -9,12 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/tokenizer.h"
 #include "gpt/decode.h"
 #include "gpt/sample.h"
 #include "gpt/text_stream.h"
 #include "runtime/convert.h"
 #include "runtime/error.h"
+#include "runtime/random.h"
 #include "test/compare.h"
+#include "test/model.h"
+#include "test/said.h"
 
 static Device *cpu, *gpu; /* gpu is NULL where there is none */
 
@@ -440,16 +444,8 @@ static const GptConfig even = {.L = 3, .NH = 4, .C = 64, .T = 70, .V = 130, .lay
 static Gpt *make(Device *device, GptConfig config, size_t B, DataType type, GptUse use) {
     GptOptions options = {
         .B = B, .T = config.T, .type = type, .use = use, .recompute = RECOMPUTE_BLOCK};
-    Gpt *model = gpt_create(&config, &options, device, NULL);
-    if (!model) fail_msg("%s", error_message());
-    /* Large weights, so that the likeliest token is so by far. */
-    for (size_t i = 0; i < gpt_tensors(model); i++) {
-        const GptTensor *tensor = gpt_tensor(model, i);
-        float *values = malloc(tensor->elements * sizeof *values);
-        random_normal(values, tensor->elements, i, 0.3f);
-        gpt_write(model, GPT_PARAMETERS, tensor, values);
-        free(values);
-    }
+    Gpt *model = create_model(&config, &options, device);
+    randomize(model);
     return model;
 }
 
@@ -575,7 +571,7 @@ static void too_many_texts_are_refused(void **state) {
     (void)state;
     Gpt *model = make(cpu, odd, 1, TYPE_F32, GPT_INFERENCE);
     assert_null(gpt_decoder_create(model, GPT_DECODER_SEQUENCES + 1, &(Sampling){0}));
-    assert_non_null(strstr(error_message(), "1 to 1024"));
+    assert_said("1 to 1024");
     gpt_free(model);
 }
 
@@ -668,7 +664,7 @@ static void texts_are_written(void **state) {
     fclose(options.file);
     assert_string_equal(text, ""); /* the prompt is refused before anything is written */
     free(text);
-    assert_non_null(strstr(error_message(), "vocabulary"));
+    assert_said("vocabulary");
     gpt_free(model);
     tokenizer_free(tokenizer);
 }
