@@ -97,7 +97,7 @@ bool paths_add(Paths *paths, const char *name, const char *ending) {
         listed = list_directory(paths, name, ending);
     else
         listed = add_path(paths, "", name);
-    if (listed)
+    if (listed && paths->count > before)
         qsort(paths->path + before, paths->count - before, sizeof *paths->path, compare_paths);
     return listed;
 }
