@@ -164,5 +164,5 @@ extern "C" void flash_mma_forward(const Attention *problem, const AttentionTenso
                                   void *workspace, void *stream) {
     (void)workspace;
     const FlashProblem p = describe(problem, tensors);
-    dispatch(p, RunForward{p, (cudaStream_t)stream});
+    dispatch(p.HS, p.dropout.threshold > 0, RunForward{p, (cudaStream_t)stream});
 }

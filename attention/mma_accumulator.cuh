@@ -8,6 +8,7 @@
 /* A operand in registers: K steps of 16 columns. */
 template <int M, int K>
 struct Fragments {
+    static constexpr int STEPS = K;
     uint32_t x[K][M][4];
 
     __device__ __forceinline__ void get(uint32_t (&a)[M][4], int k) const {

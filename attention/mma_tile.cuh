@@ -3,9 +3,9 @@
  *   multiply_transposed   acc += A · Bᵀ    B's rows are rows of a tile:      S = Q Kᵀ,  dP = dO Vᵀ
  *   multiply              acc += A · B     B's rows are the summed index:    O = P V,   dQ = dS K
  *
- * A warp multiplies 16·M rows. A is either held in registers (Fragments) or read from a tile at
- * each use (TileRows); B always comes from a tile, so M = 2 halves the shared memory traffic per
- * product.
+ * A warp multiplies 16·M rows. A is held in registers (Fragments), or read at each use from a tile
+ * as it is (TileRows) or transposed (TileColumns); B always comes from a tile, so M = 2 halves the
+ * shared memory traffic per product.
  *
  * A tile row is D bf16 = D/8 chunks of 16 bytes. Chunk c of row r is stored at place c ^
  * swizzle(r), so that the 8 rows of a matrix that ldmatrix reads at one column fall into 8
@@ -118,6 +118,7 @@ __device__ __forceinline__ void load_tile(Tile<D> tile, const bf16 *matrix, size
 /* A operand in shared memory: rows row0 … row0+16M-1 of a tile. */
 template <int M, int D>
 struct TileRows {
+    static constexpr int STEPS = D / 16;
     uint32_t lane_address;
 
     __device__ __forceinline__ TileRows(Tile<D> tile, int row0)
@@ -127,6 +128,23 @@ struct TileRows {
 #pragma unroll
         for (int m = 0; m < M; m++)
             load_matrices(a[m], Tile<D>::block(lane_address, 16 * m, 16 * k));
+    }
+};
+
+/* A operand in shared memory: columns column0 … column0+16M-1 of a tile of ROWS rows are its rows.
+ * column0 is a multiple of 16M. */
+template <int M, int ROWS, int D>
+struct TileColumns {
+    static constexpr int STEPS = ROWS / 16;
+    uint32_t lane_address;
+
+    __device__ __forceinline__ TileColumns(Tile<D> tile, int column0)
+        : lane_address(Tile<D>::block(tile.lane_columns_first(), 0, column0)) {}
+
+    __device__ __forceinline__ void get(uint32_t (&a)[M][4], int k) const {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            load_matrices_transposed(a[m], Tile<D>::block(lane_address, 16 * k, 16 * m));
     }
 };
 
@@ -169,25 +187,44 @@ __device__ __forceinline__ void multiply_transposed(float (&acc)[M][N][4], const
 }
 
 /* acc (16M × 8N) += A (16M × 16K) · B, B = rows row0 … row0+16K-1 and columns column0 …
- * column0+8N-1 of the tile; column0 is a multiple of 64. */
-template <int M, int N, int K, int D>
-__device__ __forceinline__ void multiply(float (&acc)[M][N][4], const Fragments<M, K> &a,
-                                         Tile<D> tile, int row0, int column0) {
+ * column0+8N-1 of the tile; column0 is a multiple of 8N, and N a power of two unless it is 0. */
+template <int M, int N, int D, class Rows>
+__device__ __forceinline__ void multiply(float (&acc)[M][N][4], const Rows &rows, Tile<D> tile,
+                                         int row0, int column0) {
     static_assert(N % 2 == 0, "one ldmatrix serves two column tiles");
-    const uint32_t lane_address =
-        Tile<D>::block(tile.lane_rows_first(), row0, 0) + 2 * column0;
+    const uint32_t lane_address = Tile<D>::block(tile.lane_rows_first(), row0, column0);
 #pragma unroll
-    for (int k = 0; k < K; k++)
+    for (int k = 0; k < Rows::STEPS; k++) {
+        uint32_t a[M][4];
+        rows.get(a, k);
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             uint32_t b[4];
             load_matrices_transposed(b, Tile<D>::block(lane_address, 16 * k, 8 * n));
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                mma_16x8x16(acc[m][n], a.x[k][m], b[0], b[1]);
-                mma_16x8x16(acc[m][n + 1], a.x[k][m], b[2], b[3]);
+                mma_16x8x16(acc[m][n], a[m], b[0], b[1]);
+                mma_16x8x16(acc[m][n + 1], a[m], b[2], b[3]);
             }
         }
+    }
+}
+
+/* A packed accumulator into rows row0 … and columns column0 … of a tile. */
+template <int M, int K, int D>
+__device__ __forceinline__ void store_fragments(Tile<D> tile, int row0, int column0,
+                                                const Fragments<M, K> &x) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < K; k++)
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                store_shared_4(tile.chunk(row0 + 16 * m + 8 * (i % 2) + lane / 4,
+                                          column0 / 8 + 2 * k + i / 2) +
+                                   4 * (lane % 4),
+                               x.x[k][m][i]);
 }
 
 /* Rows row0 … row0+16M-1 of a (T,HS) matrix, columns column0 … column0+8N-1, = acc, each row times
