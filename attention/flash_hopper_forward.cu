@@ -20,7 +20,7 @@ template <int D>
 struct ForwardTiles {
     static constexpr int CONSUMERS = D == 64 ? 3 : 2, KEYS = 128, STAGES = 2;
     static constexpr int QUERIES = 64 * CONSUMERS, THREADS = WARPGROUP * (CONSUMERS + 1);
-    static constexpr bool HOLD = D == 128;
+    static constexpr bool HOLD = D == 128, LAZY = D == 128;
     static constexpr int REGISTERS = CONSUMERS == 3 ? 160 : 240;
     static constexpr int PRODUCER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
     using Queries = Blocks<64, D>;
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(ForwardTiles<D>::THREADS, 1)
             const int own_i0 = work.i0 + 64 * group;
             const int own_tiles = own_i0 < p.TQ ? key_tiles(own_i0 + 64) : 0;
 
-            OnlineSoftmax<1> softmax;
+            OnlineSoftmax<1, Tiles::LAZY> softmax;
             float out[1][D / 8][4], correction[1][2];
             clear(out);
             q_ring.wait_full(use);
@@ -163,11 +163,9 @@ __global__ void __launch_bounds__(ForwardTiles<D>::THREADS, 1)
                 const auto finish_probabilities = [&](int j0) {
                     softmax.exponentials(scores, p.scale_log2);
                     if constexpr (DROPOUT)
-#pragma unroll
-                        for (int half = 0; half < KEYS; half += 64)
-                            p.dropout.visit<1, 8>(bh, i0, j0 + half, [&](int m, int n, int e) {
-                                scores[m][half / 8 + n][e] = 0.0f;
-                            });
+                        p.dropout.visit<1, KEYS / 8>(bh, i0, j0, [&](int m, int n, int e) {
+                            scores[m][n][e] = 0.0f;
+                        });
                     probabilities = pack_fragments(scores);
                 };
                 Fragments<1, D / 16> q;
@@ -218,7 +216,8 @@ __global__ void __launch_bounds__(ForwardTiles<D>::THREADS, 1)
                     wgmma_wait<0>();
                     pin(out);
                     v_ring.release(used);
-                    softmax.correct(out, correction);
+                    if (softmax.corrects(correction))
+                        softmax.correct(out, correction);
                     finish_probabilities(j * KEYS);
                 }
                 wgmma_fence();

@@ -29,7 +29,7 @@ struct ForwardShapeOf {
 };
 template <int D> struct ForwardShape;
 template <> struct ForwardShape<32> : ForwardShapeOf<2, 64, false, 3> {};
-template <> struct ForwardShape<64> : ForwardShapeOf<2, 64, false, 3> {};
+template <> struct ForwardShape<64> : ForwardShapeOf<2, 128, false, 2> {};
 template <> struct ForwardShape<96> : ForwardShapeOf<2, 64, false, 2> {};
 template <> struct ForwardShape<128> : ForwardShapeOf<2, 64, false, 2> {};
 template <> struct ForwardShape<256> : ForwardShapeOf<1, 32, false, 2> {};
@@ -38,8 +38,7 @@ template <int D>
 struct ForwardTiles {
     using Shape = ForwardShape<D>;
     static constexpr int M = Shape::M, KEYS = Shape::KEYS, QUERIES = 16 * M * WARPS;
-    static constexpr uint32_t V = Tile<D>::bytes(KEYS), STAGE_BYTES = 2 * V;
-    static constexpr size_t SHARED_BYTES = Tile<D>::bytes(QUERIES) + 2 * STAGE_BYTES;
+    static constexpr size_t SHARED_BYTES = Tile<D>::bytes(QUERIES) + 2 * Tile<D>::bytes(KEYS);
     static_assert(SHARED_BYTES <= MAX_SHARED_BYTES, "runs on every GPU from sm_80");
 };
 
@@ -52,49 +51,51 @@ __global__ void __launch_bounds__(THREADS, ForwardShape<D>::BLOCKS)
         return;
     extern __shared__ __align__(128) unsigned char shared[];
     const Tile<D> q_tile = {shared_address(shared)};
-    const uint32_t stages = q_tile.base + Tiles::QUERIES * Tile<D>::ROW_BYTES;
+    const Tile<D> k_tile = {q_tile.base + QUERIES * Tile<D>::ROW_BYTES};
+    const Tile<D> v_tile = {k_tile.base + KEYS * Tile<D>::ROW_BYTES};
 
     const Place place = find_place(blockIdx.x, tiles, p.B, p.NH, section);
     const int b = place.b, h = place.h, kv = h / (p.NH / p.NKV);
     const int i0 = (tiles - 1 - place.tile) * QUERIES;
     const int keys = keys_seen(p, i0 + QUERIES);
 
-    auto load_stage = [&](int j0, int stage) {
-        const uint32_t base = stages + stage * Tiles::STAGE_BYTES;
-        load_rows<KEYS>(Tile<D>{base}, p, p.k, opaque(b), opaque(kv), j0, p.mask.TK);
-        load_rows<KEYS>(Tile<D>{base + Tiles::V}, p, p.v, opaque(b), opaque(kv), j0, p.mask.TK);
+    auto load = [&](Tile<D> tile, const AttentionView &view, int j0) {
+        load_rows<KEYS>(tile, p, view, opaque(b), opaque(kv), j0, p.mask.TK);
     };
     load_rows<QUERIES>(q_tile, p, p.q, b, h, i0, p.TQ);
     if (keys > 0)
-        load_stage(0, 0);
+        load(k_tile, p.k, 0);
     copy_async_wait();
     __syncthreads();
 
     const int warp_row = threadIdx.x / 32 * 16 * M, warp_i0 = i0 + warp_row;
     const auto q_rows = tile_rows<M, Tiles::Shape::HOLD>(q_tile, warp_row);
-    OnlineSoftmax<M> softmax;
+    OnlineSoftmax<M, true> softmax;
     float out[M][D / 8][4];
     clear(out);
 
     for (int j0 = 0; j0 < keys; j0 += KEYS) {
-        const int stage = j0 / KEYS % 2;
-        copy_async_wait();
-        __syncthreads();
-        if (j0 + KEYS < keys)
-            load_stage(j0 + KEYS, stage ^ 1);
-        if (p.mask.hides(warp_i0, 16 * M, j0))
-            continue;
-        const uint32_t base = stages + stage * Tiles::STAGE_BYTES;
-        const Tile<D> k_tile = {base}, v_tile = {base + Tiles::V};
-
+        const bool hidden = p.mask.hides(warp_i0, 16 * M, j0);
         float scores[M][KEYS / 8][4];
-        clear(scores);
-        multiply_transposed(scores, q_rows, k_tile, 0);
+        copy_async_wait();
+        __syncthreads(); /* K has come, and V is no longer read */
+        load(v_tile, p.v, j0);
+        if (!hidden) {
+            clear(scores);
+            multiply_transposed(scores, q_rows, k_tile, 0);
+        }
+        copy_async_wait();
+        __syncthreads(); /* V has come, and K is no longer read */
+        if (j0 + KEYS < keys)
+            load(k_tile, p.k, j0 + KEYS);
+        if (hidden)
+            continue;
         if (p.mask.cuts(warp_i0, j0, KEYS))
             p.mask.apply(scores, warp_i0, j0);
         float correction[M][2];
         softmax.raise(scores, correction, p.scale_log2);
-        softmax.correct(out, correction);
+        if (softmax.corrects(correction))
+            softmax.correct(out, correction);
         softmax.exponentials(scores, p.scale_log2);
         if constexpr (DROPOUT)
             p.dropout.visit<M, KEYS / 8>(b * p.NH + h, warp_i0, j0, [&](int m, int n, int e) {

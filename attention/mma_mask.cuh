@@ -60,10 +60,10 @@ struct Mask {
     }
 };
 
-/* Dropout by the rule of runtime/random.h, with its parameters ready for the device. The N column
- * tiles (or 2M row tiles, transposed) of an accumulator lie within one 64-wide tile of keys, hence
- * within one draw per query; with first = (j0 / 8) % 8, even, the two bytes of 8-key group
- * first + g are in word (first + g) / 2. */
+/* Dropout by the rule of runtime/random.h, with its parameters ready for the device. There is one
+ * draw for a query and a 64-wide tile of keys. The N column tiles (or 2M row tiles, transposed) of
+ * an accumulator lie within such a tile, or are whole ones; with first = (j0 / 8) % 8, even, the two
+ * bytes of 8-key group first + g are in word (first + g) / 2. */
 struct DropoutRule {
     uint64_t key;
     unsigned threshold;
@@ -79,24 +79,28 @@ struct DropoutRule {
     /* Calls drop(m, n, e) for each dropped element. */
     template <int M, int N, class Drop>
     __device__ __forceinline__ void visit(uint32_t bh, int i0, int j0, Drop drop) const {
-        static_assert(N % 2 == 0 && N <= 8 && 8 % N == 0, "a tile within one draw");
+        static_assert(N % 2 == 0 && (8 % N == 0 || N % 8 == 0), "within one draw, or whole ones");
+        constexpr int WIDTH = N < 8 ? N : 8;
         const int lane = opaque(threadIdx.x) % 32;
-        const int first = N == 8 ? 0 : j0 / 8 % 8;
+        const int first = N < 8 ? j0 / 8 % 8 : 0;
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const Philox draw = dropout_attention_draw(key, bh, i0 + 16 * m + 8 * i + lane / 4,
-                                                           j0 + 2 * (lane % 4));
+            for (int i = 0; i < 2; i++)
 #pragma unroll
-                for (int n = 0; n < N; n++) {
-                    const uint32_t bytes = word(draw, first / 2 + n / 2) >> (16 * (n % 2));
+                for (int n0 = 0; n0 < N; n0 += WIDTH) {
+                    const Philox draw =
+                        dropout_attention_draw(key, bh, i0 + 16 * m + 8 * i + lane / 4,
+                                               j0 + 8 * n0 + 2 * (lane % 4));
 #pragma unroll
-                    for (int c = 0; c < 2; c++)
-                        if ((bytes >> (8 * c) & 255) < threshold)
-                            drop(m, n, 2 * i + c);
+                    for (int n = 0; n < WIDTH; n++) {
+                        const uint32_t bytes = word(draw, first / 2 + n / 2) >> (16 * (n % 2));
+#pragma unroll
+                        for (int c = 0; c < 2; c++)
+                            if ((bytes >> (8 * c) & 255) < threshold)
+                                drop(m, n0 + n, 2 * i + c);
+                    }
                 }
-            }
     }
 
     template <int M, int N, class Drop>

@@ -10,14 +10,19 @@
  * O is divided by ℓ once, after the last tile; online_softmax.h keeps it normalised. With
  * c = scale · log2 e > 0 (not the c of that file), exp(scale · (s - m')) = exp2(c·s - c·m'): one
  * fused multiply-add and one ex2 per score. ℓ is summed per lane and over the row's four lanes only
- * at the end. */
+ * at the end.
+ *
+ * Any m near the maximum gives the same O and LSE: it only keeps the exponentials in range. One
+ * that is LAZY follows the maximum when that has outgrown it by 2^SLACK, so that after the first
+ * tiles r is 1 and O is left alone (as in FlashAttention-4's forward). */
 #ifndef ATTENTION_MMA_SOFTMAX_CUH
 #define ATTENTION_MMA_SOFTMAX_CUH
 
 #include "attention/mma.cuh"
 
-template <int M>
+template <int M, bool LAZY = false>
 struct OnlineSoftmax {
+    static constexpr float SLACK = 8.0f; /* p ≤ 256: no float sum and no bf16 is strained */
     float top[M][2]; /* m, before scaling */
     float sum[M][2]; /* this lane's part of ℓ */
 
@@ -50,10 +55,23 @@ struct OnlineSoftmax {
                 for (int n = 0; n < N; n++)
                     highest = fmaxf(highest, fmaxf(scores[m][n][2 * i], scores[m][n][2 * i + 1]));
                 highest = quad_max(highest);
+                if (LAZY && (highest - top[m][i]) * c <= SLACK)
+                    highest = top[m][i];
                 correction[m][i] = exp2_approx((top[m][i] - base(highest)) * c);
                 top[m][i] = highest;
                 sum[m][i] *= correction[m][i];
             }
+    }
+
+    /* Whether O changes by it in any row of the warp. */
+    static __device__ __forceinline__ bool corrects(const float (&correction)[M][2]) {
+        if (!LAZY)
+            return true;
+        bool any = false;
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            any = any || correction[m][0] != 1.0f || correction[m][1] != 1.0f;
+        return __any_sync(~0u, any);
     }
 
     /* Then scores become p, and ℓ becomes ℓ'. */
