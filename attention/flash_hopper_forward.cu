@@ -144,7 +144,8 @@ __global__ void __launch_bounds__(ForwardTiles<D>::THREADS, 1)
             const Work work = work_of(item);
             const int i0 = work.i0 + row0, bh = work.b * p.NH + work.h;
             const int own_i0 = work.i0 + 64 * group;
-            const int own_tiles = own_i0 < p.TQ ? key_tiles(own_i0 + 64) : 0;
+            const int own_keys = own_i0 < p.TQ ? keys_seen(p, own_i0 + 64) : 0;
+            const int own_tiles = (own_keys + KEYS - 1) / KEYS;
 
             OnlineSoftmax<1, Tiles::LAZY> softmax;
             float out[1][D / 8][4], correction[1][2];
@@ -155,25 +156,27 @@ __global__ void __launch_bounds__(ForwardTiles<D>::THREADS, 1)
             } else {
                 float scores[1][KEYS / 8][4];
                 Fragments<1, KEYS / 16> probabilities;
-                const auto raise = [&](int j0) {
-                    if (p.mask.cuts(i0, j0, KEYS))
+                const auto raise = [&](auto &scores, int j0) {
+                    constexpr int N = sizeof(scores[0]) / sizeof(scores[0][0]);
+                    if (p.mask.cuts(i0, j0, 8 * N))
                         p.mask.apply(scores, i0, j0);
                     softmax.raise(scores, correction, p.scale_log2);
                 };
-                const auto finish_probabilities = [&](int j0) {
+                const auto finish_probabilities = [&](auto &scores, int j0) {
+                    constexpr int N = sizeof(scores[0]) / sizeof(scores[0][0]);
                     softmax.exponentials(scores, p.scale_log2);
                     if constexpr (DROPOUT)
-                        p.dropout.visit<1, KEYS / 8>(bh, i0, j0, [&](int m, int n, int e) {
+                        p.dropout.visit<1, N>(bh, i0, j0, [&](int m, int n, int e) {
                             scores[m][n][e] = 0.0f;
                         });
-                    probabilities = pack_fragments(scores);
+                    first_steps<N / 2>(probabilities) = pack_fragments(scores);
                 };
                 Fragments<1, D / 16> q;
                 if constexpr (Tiles::HOLD) {
                     q = load_operand(q_tile, 0);
                     q_ring.release(use);
                 }
-                const auto start_scores = [&](unsigned stage) {
+                const auto start_scores = [&](auto &scores, unsigned stage) {
                     const typename Tiles::Keys k_tile = stage_of(stage, Tiles::K);
                     if constexpr (Tiles::HOLD)
                         start_product<K_ALONG_COLUMNS>(scores, q, k_tile, 0, 0, false);
@@ -182,49 +185,71 @@ __global__ void __launch_bounds__(ForwardTiles<D>::THREADS, 1)
                                                                            k_tile, 0, 0, false);
                     wgmma_commit();
                 };
-                const auto start_output = [&](unsigned stage) {
+                const auto start_output = [&](const auto &probabilities, unsigned stage) {
                     v_ring.wait_full(stage);
                     start_product<K_ALONG_ROWS>(out, probabilities, stage_of(stage, Tiles::V), 0,
                                                 0, true);
                     wgmma_commit();
                 };
                 /* The first S and the last P V of an item are alone, outside the turns. */
-                k_ring.wait_full(used);
-                wgmma_fence();
-                start_scores(used);
-                wgmma_wait<0>();
-                pin(scores);
-                k_ring.release(used);
-                if (!Tiles::HOLD && own_tiles == 1)
-                    q_ring.release(use);
-                raise(0);
-                finish_probabilities(0);
-                for (int j = 1; j < own_tiles; j++, used++) {
-                    k_ring.wait_full(used + 1);
-                    barrier_sync(my_turn, 2 * WARPGROUP);
+                const auto first_tile = [&](auto &scores) {
                     wgmma_fence();
-                    start_scores(used + 1);
-                    start_output(used);
+                    start_scores(scores, used);
+                    wgmma_wait<0>();
+                    pin(scores);
+                    k_ring.release(used);
+                    if (!Tiles::HOLD && own_tiles == 1)
+                        q_ring.release(use);
+                    raise(scores, 0);
+                    finish_probabilities(scores, 0);
+                };
+                const auto next_tile = [&](auto &scores, int j) {
+                    wgmma_fence();
+                    start_scores(scores, used + 1);
+                    start_output(probabilities, used);
                     barrier_arrive(next_turn, 2 * WARPGROUP);
                     wgmma_wait<1>();
                     pin(scores);
                     k_ring.release(used + 1);
                     if (!Tiles::HOLD && j == own_tiles - 1)
                         q_ring.release(use);
-                    raise(j * KEYS);
+                    raise(scores, j * KEYS);
                     finish_before_wait(correction[0][0] + correction[0][1], base);
                     wgmma_wait<0>();
                     pin(out);
-                    v_ring.release(used);
+                    v_ring.release(used++);
                     if (softmax.corrects(correction))
                         softmax.correct(out, correction);
-                    finish_probabilities(j * KEYS);
+                    finish_probabilities(scores, j * KEYS);
+                };
+                const auto last_output = [&](const auto &probabilities) {
+                    wgmma_fence();
+                    start_output(probabilities, used);
+                    wgmma_wait<0>();
+                    pin(out);
+                    v_ring.release(used++);
+                };
+                /* The diagonal leaves one half of every other last tile. */
+                const bool half = !DROPOUT && own_keys <= own_tiles * KEYS - KEYS / 2;
+                auto &half_scores = first_columns<KEYS / 2>(scores);
+                k_ring.wait_full(used);
+                first_tile(scores);
+                int j = 1;
+                for (; j < own_tiles - half; j++) {
+                    k_ring.wait_full(used + 1);
+                    barrier_sync(my_turn, 2 * WARPGROUP);
+                    next_tile(scores, j);
                 }
-                wgmma_fence();
-                start_output(used);
-                wgmma_wait<0>();
-                pin(out);
-                v_ring.release(used++);
+                if (half) {
+                    if (own_tiles > 1) {
+                        k_ring.wait_full(used + 1);
+                        barrier_sync(my_turn, 2 * WARPGROUP);
+                        next_tile(half_scores, j);
+                    }
+                    last_output(first_steps<KEYS / 32>(probabilities));
+                } else {
+                    last_output(probabilities);
+                }
             }
             /* Tiles that only other warpgroups see. */
             for (int j = own_tiles; j < work.tiles; j++, used++) {

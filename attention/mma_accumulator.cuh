@@ -36,6 +36,18 @@ __device__ __forceinline__ Fragments<M, N / 2> pack_fragments(const float (&acc)
     return packed;
 }
 
+/* The first steps of an A operand, as one; the first columns of an accumulator, as one. */
+template <int STEPS, int M, int K>
+__device__ __forceinline__ Fragments<M, STEPS> &first_steps(Fragments<M, K> &a) {
+    static_assert(STEPS <= K, "has so many");
+    return reinterpret_cast<Fragments<M, STEPS> &>(a);
+}
+template <int COLUMNS, int N>
+__device__ __forceinline__ float (&first_columns(float (&acc)[1][N][4]))[1][COLUMNS / 8][4] {
+    static_assert(COLUMNS <= 8 * N, "has so many");
+    return reinterpret_cast<float(&)[1][COLUMNS / 8][4]>(acc);
+}
+
 template <int M, int N>
 __device__ __forceinline__ void clear(float (&acc)[M][N][4]) {
 #pragma unroll
