@@ -1,7 +1,8 @@
 # tilegpt. `make help` lists the targets; `make train` and `make test` are all that is needed.
 #
 #   CUDA=0|1      without, with CUDA (default: with, if nvcc and a GPU are found)
-#   config=debug|sanitize    assertions and -O0; AddressSanitizer and UBSan (CPU only)
+#   config=debug|sanitize    assertions and -O0, CUDA as racecheck can follow it; AddressSanitizer
+#                            and UBSan (CPU only)
 
 .DEFAULT_GOAL := all
 MAKEFLAGS += -j$(shell nproc 2>/dev/null || echo 1)
@@ -24,7 +25,7 @@ FLAGS_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 FLAGS_fuzz     := $(FLAGS_sanitize) -fsanitize=fuzzer-no-link # of `make fuzz`
 WARN   := -Wall -Wextra -Werror
 CFLAGS := -std=c11 -D_GNU_SOURCE -fPIC $(OPENMP) -fno-math-errno -fno-trapping-math $(FLAGS_$(config)) $(WARN) -I. -MMD -MP $(DEFINES)
-NVFLAGS := -std=c++17 -O3 $(if $(filter debug,$(config)),-lineinfo) -Xcompiler=-fPIC,-Wall,-Wextra -Werror all-warnings -I. -MMD -MP $(DEFINES) $(GENCODE)
+NVFLAGS := -std=c++17 -O3 $(if $(filter debug,$(config)),-lineinfo -DALL_LANES_ARRIVE) -Xcompiler=-fPIC,-Wall,-Wextra -Werror all-warnings -I. -MMD -MP $(DEFINES) $(GENCODE)
 
 # Sources on `real` (runtime/real.h) are compiled once for each type.
 REAL_C  := $(filter-out layers/layers.c attention/attention.c,$(wildcard layers/*.c attention/*.c))

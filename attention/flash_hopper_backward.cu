@@ -95,9 +95,9 @@ __global__ void __launch_bounds__(BackwardTiles<D>::THREADS, 1)
     const FlashProblem &p = call.p;
 
     if (threadIdx.x == 0) {
-        kv_ring.init(1, 4 * CONSUMERS);
-        q_ring.init(1, 4 * CONSUMERS);
-        dout_ring.init(1, 4 * CONSUMERS);
+        kv_ring.init(1, 4 * CONSUMERS * WARP_ARRIVALS);
+        q_ring.init(1, 4 * CONSUMERS * WARP_ARRIVALS);
+        dout_ring.init(1, 4 * CONSUMERS * WARP_ARRIVALS);
         for (int w = 0; w < CONSUMERS; w++)
             result_ring(w).init(4, 1);
         items.init(WARPGROUP * CONSUMERS + 1 + CONSUMERS);

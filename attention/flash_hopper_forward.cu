@@ -67,9 +67,9 @@ __global__ void __launch_bounds__(ForwardTiles<D>::THREADS, 1)
     const FlashProblem &p = call.p;
 
     if (threadIdx.x == 0) {
-        q_ring.init(1, 4 * CONSUMERS);
-        k_ring.init(1, 4 * CONSUMERS);
-        v_ring.init(1, 4 * CONSUMERS);
+        q_ring.init(1, 4 * CONSUMERS * WARP_ARRIVALS);
+        k_ring.init(1, 4 * CONSUMERS * WARP_ARRIVALS);
+        v_ring.init(1, 4 * CONSUMERS * WARP_ARRIVALS);
         items.init(WARPGROUP * CONSUMERS);
         fence_barrier_init();
     }

@@ -54,9 +54,9 @@ struct ForwardPlaces {
     __device__ __forceinline__ Ring<STAGES> v_ring() const { return {base + V_RING}; }
     /* By one thread: each warp that consumes gives a place back once. */
     __device__ __forceinline__ void init() const {
-        q_ring().init(1, 4 * CONSUMERS);
-        k_ring().init(1, 4 * CONSUMERS);
-        v_ring().init(1, 4 * CONSUMERS);
+        q_ring().init(1, 4 * CONSUMERS * WARP_ARRIVALS);
+        k_ring().init(1, 4 * CONSUMERS * WARP_ARRIVALS);
+        v_ring().init(1, 4 * CONSUMERS * WARP_ARRIVALS);
         fence_barrier_init();
     }
 };

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(BLOCK, 1)
     const int j0 = blockIdx.x * KEYS, b = blockIdx.y / p.NH, h = blockIdx.y % p.NH;
     const int first = p.causal ? j0 : 0, tiles = count_tiles(p.T - first, TILE);
     if (threadIdx.x == 0) {
-        kv_ring.init(2, 1), ring.init(1, 4 * CONSUMERS);
+        kv_ring.init(2, 1), ring.init(1, 4 * CONSUMERS * WARP_ARRIVALS);
         fence_barrier_init();
     }
     __syncthreads();
