@@ -58,8 +58,8 @@ typedef struct {
     AttentionMask mask;
     float scale; /* 0 means 1/sqrt(HS) */
     Dropout dropout;
-    /* Nonzero: equal inputs give equal bits in the backward too. Only flash_hopper has another way for
-     * 0, which takes 1 to 30% less time. */
+    /* Nonzero: equal inputs give equal bits in the backward too. flash_mma and flash_hopper have
+     * another way for 0, which takes up to a quarter less time. */
     int deterministic;
     AttentionFamily family;
 } Attention;

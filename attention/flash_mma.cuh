@@ -2,8 +2,8 @@
  * bf16 with float sums, on mma.sync: any GPU from sm_80.
  *
  * Every block keeps one tile of rows (queries in the forward and in dQ, keys in dK/dV), of which
- * each warp owns 16·M, and streams the other side through two stages of shared memory: while a
- * stage is multiplied, cp.async fills the next. HS is padded to D in shared memory by zero columns.
+ * each warp owns 16·M, and streams the other side through shared memory, which cp.async fills under
+ * the products before. HS is padded to D in shared memory by zero columns.
  * Of every tile there is a form within the 99 KiB that the smallest of these GPUs grants a
  * block. */
 #ifndef ATTENTION_FLASH_MMA_CUH

@@ -17,11 +17,11 @@
 
 namespace {
 
-/* M: 16-row tiles of queries a warp; KEYS: keys in a stage; HOLD: Q in registers, else read again
- * for every tile; BLOCKS: blocks per multiprocessor that registers must allow. M = 2 keeps shared
+/* M: 16-row tiles of queries a warp; KEYS: in a tile; HOLD: Q in registers, else read again for
+ * every tile; BLOCKS: blocks per multiprocessor that registers must allow. M = 2 keeps shared
  * memory below the tensor cores' time (at D = 64, 1.25 clocks of it an mma against 1.47 on an
- * H200). At D = 64 and 128 the register limit puts up to 8 words that a tile uses once (addresses,
- * sums) in local memory; everything else stays in registers. */
+ * H200). With dropout, and at D = 128, the register limit puts up to 11 words that a tile uses once
+ * (addresses, sums) in local memory; everything else stays in registers. */
 template <int M_, int KEYS_, bool HOLD_, int BLOCKS_>
 struct ForwardShapeOf {
     static constexpr int M = M_, KEYS = KEYS_, BLOCKS = BLOCKS_;

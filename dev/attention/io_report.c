@@ -192,15 +192,16 @@ static void print_kernels(Device *device) {
 /* --- one pass, for ncu ---------------------------------------------------------------------- */
 
 /* With the tiles that the grids tell of, else the given ones. The kernels that count are those with
- * tiles, in shared memory; of two, the first keeps keys, for dK and dV, and the second queries. */
+ * tiles, in more than a little shared memory; of two, the first keeps keys, for dK and dV, and the
+ * second queries. */
 static double algorithm_bytes(const Pass *pass, const Launch *launches, size_t n) {
-    enum { TILES_BYTES = 16 << 10 };
+    enum { SCRATCH_BYTES = 16 << 10 };
     IoShape s = shape;
     if (pass->problem.family == ATTENTION_NAIVE)
         return pass->backward ? io_backward_naive_here(&s) : io_forward_naive_here(&s);
     size_t kernels = 0, kept[LAUNCHES_MAX];
     for (size_t i = 0; i < n && i < LAUNCHES_MAX; i++)
-        if (launches[i].static_shared + launches[i].dynamic_shared >= TILES_BYTES)
+        if (launches[i].static_shared + launches[i].dynamic_shared > SCRATCH_BYTES)
             kept[kernels++] = rows_of_block(&launches[i], pass->device);
     size_t *const tile[2] = {pass->backward ? &s.Bc : &s.Br, &s.Br};
     for (size_t i = 0; i < kernels && i < 2; i++)
