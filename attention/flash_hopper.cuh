@@ -12,8 +12,10 @@
 #ifndef ATTENTION_FLASH_HOPPER_CUH
 #define ATTENTION_FLASH_HOPPER_CUH
 
+#include "attention/bulk_copy.cuh"
 #include "attention/flash_problem.cuh"
-#include "attention/hopper.cuh"
+#include "attention/warp_roles.cuh"
+#include "attention/wgmma.cuh"
 
 /* A program's code for other GPUs has empty kernels; flash_hopper_supported never lets them run. */
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -22,8 +24,9 @@ constexpr bool HOPPER_KERNELS_EXIST = false;
 constexpr bool HOPPER_KERNELS_EXIST = true;
 #endif
 
-/* One lane arrives for its warp. racecheck does not follow that: it reports the warp's reads against
- * the next copy to the same place. In a debug build all arrive, and it finds nothing to report. */
+/* One lane arrives for its warp. racecheck does not follow that: it reports the warp's reads
+ * against the next copy to the same place. In a debug build all arrive, and it finds nothing to
+ * report. */
 #ifdef ALL_LANES_ARRIVE
 constexpr int WARP_ARRIVALS = 32;
 #else
@@ -110,10 +113,38 @@ __device__ __forceinline__ void store_tile(Tile tile, const CUtensorMap *map, in
     store_commit();
 }
 
+/* The kernel that was launched to start under this one may start; until this one has ended and what
+ * it wrote is seen, that one waits (PTX ISA, "griddepcontrol"). */
+__device__ __forceinline__ void allow_next_kernel() {
+    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_last_kernel() {
+    asm volatile("griddepcontrol.wait;\n" ::: "memory");
+}
+
 /* The map of a (B,T,heads,HS) view whose rows are aligned to 16 bytes, for boxes of `rows` rows
  * and 64 columns. */
 CUtensorMap flash_hopper_map(AttentionView view, size_t B, size_t T, size_t heads, size_t HS,
                              unsigned rows);
+
+/* The same of the problem's queries (also O, dO, dQ), and of its keys (V, dK, dV). */
+inline CUtensorMap query_map(const FlashProblem &p, AttentionView view, unsigned rows) {
+    return flash_hopper_map(view, p.B, p.TQ, p.NH, p.HS, rows);
+}
+inline CUtensorMap key_map(const FlashProblem &p, AttentionView view, unsigned rows) {
+    return flash_hopper_map(view, p.B, p.mask.TK, p.NKV, p.HS, rows);
+}
+
+/* HS padded to the width of a tile. */
+inline int tile_width(size_t HS) { return HS <= 64 ? 64 : 128; }
+
+/* Calls `run.template with<D, DROPOUT>()` with D that width. */
+template <class Run>
+inline void dispatch(size_t HS, bool dropout, const Run &run) {
+    if (tile_width(HS) == 64)
+        return dropout ? run.template with<64, true>() : run.template with<64, false>();
+    return dropout ? run.template with<128, true>() : run.template with<128, false>();
+}
 
 enum Start { AFTER_STREAM, UNDER_LAST_KERNEL };
 

@@ -72,310 +72,434 @@ __device__ __forceinline__ void end_turn(unsigned *turns) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;\n" ::"l"(turns) : "memory");
 }
 
+/* Of an item: its keys, and the tiles of queries that see any of them. */
+struct Work {
+    int b, kv, j0, first, end;
+};
+
+/* What the roles of a block share: the call, and places in shared memory. */
+template <int D>
+struct BackwardBlock {
+    using Tiles = BackwardTiles<D>;
+    using Keys = typename Tiles::Keys;
+    using Queries = typename Tiles::Queries;
+    using Scores = typename Tiles::Scores;
+    static constexpr int CONSUMERS = Tiles::CONSUMERS, STAGES = Tiles::STAGES;
+
+    const BackwardCall &call;
+    uint32_t base; /* shared address, a multiple of 1024 */
+
+    __device__ __forceinline__ Ring<1> kv_ring() const { return {base + Tiles::KV_RING}; }
+    __device__ __forceinline__ Ring<STAGES> q_ring() const { return {base + Tiles::Q_RING}; }
+    __device__ __forceinline__ Ring<STAGES> dout_ring() const { return {base + Tiles::DOUT_RING}; }
+    __device__ __forceinline__ Ring<1> result_ring(int w) const {
+        return {base + Tiles::RESULT_RINGS + w * Ring<1>::BYTES};
+    }
+    __device__ __forceinline__ Items items() const {
+        return {{base + Tiles::ITEMS}, base + Tiles::ITEMS + Ring<2>::BYTES};
+    }
+    __device__ __forceinline__ Keys k_tile() const { return {base + Tiles::K}; }
+    __device__ __forceinline__ Keys v_tile() const { return {base + Tiles::V}; }
+    __device__ __forceinline__ Queries q_tile(unsigned use) const {
+        return {base + Tiles::Q + use % STAGES * Queries::BYTES};
+    }
+    __device__ __forceinline__ Queries dout_tile(unsigned use) const {
+        return {base + Tiles::DOUT + use % STAGES * Queries::BYTES};
+    }
+    __device__ __forceinline__ uint32_t lse2(unsigned use) const {
+        return base + Tiles::LSE2 + use % STAGES * Tiles::ROW_BYTES;
+    }
+    __device__ __forceinline__ uint32_t delta(unsigned use) const {
+        return base + Tiles::DELTA + use % STAGES * Tiles::ROW_BYTES;
+    }
+    __device__ __forceinline__ Scores ds_tile(unsigned use) const {
+        return {base + Tiles::DS + use % 2 * Scores::BYTES};
+    }
+    __device__ __forceinline__ uint32_t result(int w) const {
+        return base + Tiles::RESULTS + w * Tiles::RESULT_BYTES;
+    }
+
+    /* By one thread. */
+    __device__ __forceinline__ void init() const {
+        kv_ring().init(1, 4 * CONSUMERS * WARP_ARRIVALS);
+        q_ring().init(1, 4 * CONSUMERS * WARP_ARRIVALS);
+        dout_ring().init(1, 4 * CONSUMERS * WARP_ARRIVALS);
+        for (int w = 0; w < CONSUMERS; w++)
+            result_ring(w).init(4, 1);
+        items().init(WARPGROUP * CONSUMERS + 1 + CONSUMERS);
+        fence_barrier_init();
+    }
+
+    /* The heaviest come first, but where additions are in order, the last keys: an item waits only
+     * for ones before it. */
+    __device__ __forceinline__ Work work_of(unsigned item) const {
+        const FlashProblem &p = call.p;
+        const Place place = find_place(item, call.tiles, p.B, p.NKV, call.section);
+        const int tile = call.turns ? (int)call.tiles - 1 - place.tile : place.tile;
+        const int j0 = tile * Tiles::KEYS;
+        const int first = max(0, j0 - p.mask.diagonal) / Tiles::QUERIES * Tiles::QUERIES;
+        return {place.b, place.h, j0, first, max(first, p.TQ)};
+    }
+    /* Of a query head's rows in the statistics and in dQ's sum, the first. */
+    __device__ __forceinline__ size_t head_row(const Work &work, int h) const {
+        return ((size_t)work.b * call.p.NH + h) * call.p.rows;
+    }
+    /* Calls visit(h, i0) for each tile of queries of an item, head by head of the group. */
+    template <class Visit>
+    __device__ __forceinline__ void for_queries(const Work &work, Visit visit) const {
+#pragma unroll 1
+        for (int h = work.kv * call.group; h < (work.kv + 1) * call.group; h++)
+#pragma unroll 1
+            for (int i0 = work.first; i0 < work.end; i0 += Tiles::QUERIES)
+                visit(h, i0);
+    }
+};
+
+/* The first thread of the producer: hands out the items, and loads all that S is made of. */
+template <int D>
+__device__ __forceinline__ void load_keys_and_queries(const BackwardBlock<D> &block) {
+    using Tiles = BackwardTiles<D>;
+    using Keys = typename Tiles::Keys;
+    using Queries = typename Tiles::Queries;
+    const BackwardCall &call = block.call;
+    const auto kv_ring = block.kv_ring();
+    const auto q_ring = block.q_ring();
+    prefetch_map(&call.q);
+    prefetch_map(&call.k);
+    prefetch_map(&call.v);
+    unsigned loaded = 0, item = blockIdx.x;
+    for (unsigned use = 0;; use++) {
+        block.items().publish(use, item);
+        if (item >= call.items)
+            break;
+        /* Long on its way. An item taken ahead of its time would hold up those that wait for its
+         * additions. */
+        int ticket = call.turns ? 0 : atomicAdd(call.next, 1);
+        const Work work = block.work_of(item);
+        const Barrier kv_full = kv_ring.full(use);
+        kv_ring.wait_empty(use);
+        kv_full.arrive_expecting(2 * Keys::BYTES);
+        copy_tile(block.k_tile(), &call.k, kv_full, work.j0, work.kv, work.b);
+        copy_tile(block.v_tile(), &call.v, kv_full, work.j0, work.kv, work.b);
+        block.for_queries(work, [&](int h, int i0) {
+            const unsigned place = loaded++;
+            const Barrier full = q_ring.full(place);
+            q_ring.wait_empty(place);
+            full.arrive_expecting(Queries::BYTES + Tiles::ROW_BYTES);
+            copy_tile(block.q_tile(place), &call.q, full, i0, h, work.b);
+            copy_bytes(block.lse2(place), call.p.lse2 + block.head_row(work, h) + i0,
+                       Tiles::ROW_BYTES, full);
+        });
+        if (call.turns)
+            ticket = atomicAdd(call.next, 1);
+        item = gridDim.x + opaque(ticket);
+    }
+}
+
+/* The second: dO and D. */
+template <int D>
+__device__ __forceinline__ void load_output_gradients(const BackwardBlock<D> &block) {
+    using Tiles = BackwardTiles<D>;
+    using Queries = typename Tiles::Queries;
+    const BackwardCall &call = block.call;
+    const auto dout_ring = block.dout_ring();
+    prefetch_map(&call.dout);
+    unsigned loaded = 0, item;
+    for (unsigned use = 0; (item = block.items().take(use)) < call.items; use++) {
+        const Work work = block.work_of(item);
+        block.for_queries(work, [&](int h, int i0) {
+            const unsigned place = loaded++;
+            const Barrier full = dout_ring.full(place);
+            dout_ring.wait_empty(place);
+            full.arrive_expecting(Queries::BYTES + Tiles::ROW_BYTES);
+            copy_tile(block.dout_tile(place), &call.dout, full, i0, h, work.b);
+            copy_bytes(block.delta(place), call.p.delta + block.head_row(work, h) + i0,
+                       Tiles::ROW_BYTES, full);
+        });
+    }
+}
+
+/* One more for each consumer w: its results to global memory. */
+template <int D>
+__device__ __forceinline__ void store_results(const BackwardBlock<D> &block, int w) {
+    using Tiles = BackwardTiles<D>;
+    using OwnKeys = typename Tiles::OwnKeys;
+    const BackwardCall &call = block.call;
+    const uint32_t source = block.result(w);
+    unsigned stored = 0, item;
+    for (unsigned use = 0; (item = block.items().take(use)) < call.items; use++) {
+        const Work work = block.work_of(item);
+        block.for_queries(work, [&](int h, int i0) {
+            const size_t tile = (block.head_row(work, h) + i0) / Tiles::QUERIES;
+            const size_t chunk = tile * Tiles::CONSUMERS + w;
+            const unsigned turn =
+                (keys_seen(call.p, i0 + Tiles::QUERIES) - 1) / Tiles::KEYS - work.j0 / Tiles::KEYS;
+            if (call.turns)
+                wait_for_turn(call.turns + chunk, turn);
+            block.result_ring(w).wait_full(stored);
+            add_bytes(call.dq_sum + chunk * CHUNK, source, CHUNK * sizeof(float));
+            store_commit();
+            store_wait_read();
+            block.result_ring(w).empty(stored++).arrive();
+            if (call.turns)
+                end_turn(call.turns + chunk);
+        });
+        const int row = work.j0 + 64 * w;
+        block.result_ring(w).wait_full(stored);
+        store_tile(OwnKeys{source}, &call.dk, row, work.kv, work.b);
+        store_tile(OwnKeys{source + OwnKeys::BYTES}, &call.dv, row, work.kv, work.b);
+        store_wait_read();
+        block.result_ring(w).empty(stored++).arrive();
+    }
+}
+
+/* This lane's part of one number for each query of an accumulator: a pair for each 8. */
+template <int N>
+__device__ __forceinline__ void load_statistics(float2 (&x)[N], uint32_t source) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        x[n] = load_shared_float2(source + 32 * n);
+}
+
+/* Sᵀ becomes Pᵀ. */
+template <int N>
+__device__ __forceinline__ void exponentials(float (&scores)[1][N][4], const float2 (&lse2)[N],
+                                             float scale_log2) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            scores[0][n][e] =
+                exp2_approx(fmaf(scores[0][n][e], scale_log2, -(e % 2 ? lse2[n].y : lse2[n].x)));
+}
+
+template <int N>
+__device__ __forceinline__ void drop(float (&x)[1][N][4], const DropoutRule &dropout, int bh,
+                                     int j0, int i0) {
+    dropout.visit_transposed<1, N>(bh, j0, i0, [&](int m, int n, int e) { x[m][n][e] = 0.0f; });
+}
+
+/* Pᵀ becomes dSᵀ = Pᵀ ∘ (dPᵀ - D); dP still lacks dropout's factor. D is read where it is used: no
+ * registers are left to hold it. */
+template <bool DROPOUT, int N>
+__device__ __forceinline__ void score_gradients(float (&scores)[1][N][4],
+                                                const float (&dp)[1][N][4], uint32_t deltas,
+                                                const DropoutRule &dropout) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const float2 delta = load_shared_float2(deltas + 32 * n);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float d = e % 2 ? delta.y : delta.x;
+            scores[0][n][e] *= DROPOUT ? fmaf(dp[0][n][e], dropout.scale, -d) : dp[0][n][e] - d;
+        }
+    }
+}
+
+/* A consumer warpgroup, and what it does for its 64 keys. Its results go through a place in shared
+ * memory to the warp that stores them; `stored` counts them. */
+template <int D>
+struct Consumer {
+    using Tiles = BackwardTiles<D>;
+    using Keys = typename Tiles::Keys;
+    using Scores = typename Tiles::Scores;
+    using OwnKeys = typename Tiles::OwnKeys;
+    static constexpr int KEYS = Tiles::KEYS, QUERIES = Tiles::QUERIES;
+
+    const BackwardBlock<D> &block;
+    const int w = uniform(threadIdx.x / WARPGROUP) - 1, lane = threadIdx.x % 32;
+    const int thread = threadIdx.x % WARPGROUP, warp_row = 64 * w + thread / 32 * 16;
+    const Keys k_tile = block.k_tile(), v_tile = block.v_tile();
+    const Ring<1> results = block.result_ring(w);
+    const uint32_t result = block.result(w);
+
+    /* Sᵀ of a tile of queries. */
+    __device__ __forceinline__ void start_scores(float (&scores)[1][QUERIES / 8][4],
+                                                 unsigned use) const {
+        start_product<D, K_ALONG_COLUMNS, K_ALONG_COLUMNS>(scores, k_tile, 64 * w, 0,
+                                                           block.q_tile(use), 0, 0, false);
+        wgmma_commit();
+    }
+
+    /* dPᵀ. */
+    __device__ __forceinline__ void start_dp(float (&dp)[1][QUERIES / 8][4], unsigned use) const {
+        start_product<D, K_ALONG_COLUMNS, K_ALONG_COLUMNS>(dp, v_tile, 64 * w, 0,
+                                                           block.dout_tile(use), 0, 0, false);
+        wgmma_commit();
+    }
+
+    /* A chunk of dQ, from the keys of all consumers: half the queries, or half the columns. */
+    __device__ __forceinline__ void start_dq(float (&dq)[1][8][4], Scores ds_tile) const {
+        if (D == 64)
+            start_product<KEYS, K_ALONG_ROWS, K_ALONG_ROWS>(dq, ds_tile, 0, 64 * w, k_tile, 0, 0,
+                                                            false);
+        else
+            start_product<KEYS, K_ALONG_ROWS, K_ALONG_ROWS>(dq, ds_tile, 0, 0, k_tile, 0, 64 * w,
+                                                            false);
+        wgmma_commit();
+    }
+
+    __device__ __forceinline__ void put_dq(const float (&dq)[1][8][4], unsigned stored) const {
+        results.wait_empty(stored);
+#pragma unroll
+        for (int n = 0; n < 8; n++)
+            store_shared_16(result + (n * WARPGROUP + thread) * 16,
+                            make_uint4(__float_as_uint(dq[0][n][0]), __float_as_uint(dq[0][n][1]),
+                                       __float_as_uint(dq[0][n][2]), __float_as_uint(dq[0][n][3])));
+    }
+
+    __device__ __forceinline__ void put_dk_dv(float (&dk)[1][D / 8][4], float (&dv)[1][D / 8][4],
+                                              float dk_scale, float dv_scale,
+                                              unsigned stored) const {
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                dk[0][n][e] *= dk_scale;
+                dv[0][n][e] *= dv_scale;
+            }
+        results.wait_empty(stored);
+        store_matrices(OwnKeys{result}, 0, pack_fragments(dk));
+        store_matrices(OwnKeys{result + OwnKeys::BYTES}, 0, pack_fragments(dv));
+    }
+
+    __device__ __forceinline__ void hand_over(unsigned &stored) const {
+        fence_async();
+        __syncwarp();
+        if (lane == 0)
+            results.full(stored).arrive();
+        stored++;
+    }
+};
+
+/* A consumer's way through the items, and through the queries of each. */
+template <int D, bool DROPOUT>
+__device__ __forceinline__ void consume(const BackwardBlock<D> &block) {
+    using Tiles = BackwardTiles<D>;
+    constexpr int QUERIES = Tiles::QUERIES;
+    const BackwardCall &call = block.call;
+    const FlashProblem &p = call.p;
+    const auto kv_ring = block.kv_ring();
+    const auto q_ring = block.q_ring(), dout_ring = block.dout_ring();
+    const Items items = block.items();
+    const Consumer<D> self = {block};
+    const int all_consumers = 1; /* a named barrier; 0 is __syncthreads' */
+
+    unsigned used = 0, stored = 0, item;
+    for (unsigned use = 0; (item = uniform(items.take(use))) < call.items; use++) {
+        const Work work = block.work_of(item);
+        const int steps = (work.end - work.first + QUERIES - 1) / QUERIES * call.group;
+        float dk[1][D / 8][4], dv[1][D / 8][4];
+        clear(dk);
+        clear(dv);
+        kv_ring.wait_full(use);
+        float scores[1][QUERIES / 8][4];
+        if (steps > 0) {
+            q_ring.wait_full(used);
+            wgmma_fence();
+            self.start_scores(scores, used);
+            wgmma_wait<0>();
+            pin(scores);
+        }
+        int h = work.kv * call.group, i0 = work.first;
+#pragma unroll 1
+        for (int t = 1; t <= steps; t++) {
+            const int bh = work.b * p.NH + h, j0 = work.j0 + self.warp_row;
+            const uint32_t statistics = block.lse2(used) + 8 * (self.lane % 4);
+            float2 lse2[QUERIES / 8];
+            load_statistics(lse2, statistics);
+            float dp[1][QUERIES / 8][4];
+            dout_ring.wait_full(used);
+            wgmma_fence();
+            self.start_dp(dp, used);
+            if (t > 1)
+                self.hand_over(stored); /* dQ of the step before: its stores have had time to end */
+
+            if (p.mask.cuts(i0, j0, 16))
+                p.mask.apply_transposed(scores, j0, i0);
+            exponentials(scores, lse2, p.scale_log2);
+            Fragments<1, QUERIES / 16> fragments;
+            if constexpr (DROPOUT) {
+                float kept[1][QUERIES / 8][4];
+                copy(kept, scores);
+                drop(kept, p.dropout, bh, j0, i0);
+                fragments = pack_fragments(kept);
+            } else {
+                fragments = pack_fragments(scores);
+            }
+            wgmma_fence();
+            start_product<K_ALONG_ROWS>(dv, fragments, block.dout_tile(used), 0, 0, true);
+            wgmma_commit();
+
+            wgmma_wait<1>();
+            pin(dp);
+            if constexpr (DROPOUT)
+                drop(dp, p.dropout, bh, j0, i0);
+            score_gradients<DROPOUT>(scores, dp, statistics + (Tiles::DELTA - Tiles::LSE2),
+                                     p.dropout);
+            const auto ds = pack_fragments(scores);
+            const auto ds_tile = block.ds_tile(used);
+            store_matrices(ds_tile, 64 * self.w, ds);
+            wgmma_fence();
+            start_product<K_ALONG_ROWS>(dk, ds, block.q_tile(used), 0, 0, true);
+            wgmma_commit();
+            fence_async();
+            wgmma_wait<1>();
+            pin(dv);
+            dout_ring.release(used);
+            barrier_sync(all_consumers, Tiles::CONSUMERS * WARPGROUP);
+
+            float dq[1][8][4];
+            wgmma_fence();
+            self.start_dq(dq, ds_tile);
+            /* After the last tile its scores once more, unused: a branch would make the compiler
+             * wait for each product. */
+            const unsigned next = t < steps ? used + 1 : used;
+            q_ring.wait_full(next);
+            self.start_scores(scores, next);
+            wgmma_wait<1>();
+            pin(dk);
+            pin(dq);
+            self.put_dq(dq, stored);
+            wgmma_wait<0>();
+            pin(scores);
+            q_ring.release(used++);
+            i0 += QUERIES;
+            if (i0 >= p.TQ)
+                i0 = work.first, h++;
+        }
+        if (steps > 0)
+            self.hand_over(stored);
+        kv_ring.release(use);
+        self.put_dk_dv(dk, dv, p.scale, DROPOUT ? p.dropout.scale : 1.0f, stored);
+        self.hand_over(stored);
+    }
+}
+
 template <int D, bool DROPOUT>
 __global__ void __launch_bounds__(BackwardTiles<D>::THREADS, 1)
     backward_kernel(const __grid_constant__ BackwardCall call) {
     if (!HOPPER_KERNELS_EXIST)
         return;
-    using Tiles = BackwardTiles<D>;
-    using Keys = typename Tiles::Keys;
-    using Queries = typename Tiles::Queries;
-    using Scores = typename Tiles::Scores;
-    using OwnKeys = typename Tiles::OwnKeys;
-    constexpr int KEYS = Tiles::KEYS, QUERIES = Tiles::QUERIES, STAGES = Tiles::STAGES;
-    constexpr int CONSUMERS = Tiles::CONSUMERS;
     extern __shared__ __align__(1024) unsigned char shared[];
-    const uint32_t base = shared_address(shared);
-    const Ring<1> kv_ring = {base + Tiles::KV_RING};
-    const Ring<STAGES> q_ring = {base + Tiles::Q_RING}, dout_ring = {base + Tiles::DOUT_RING};
-    const auto result_ring = [=](int w) {
-        return Ring<1>{base + Tiles::RESULT_RINGS + w * Ring<1>::BYTES};
-    };
-    const Items items = {{base + Tiles::ITEMS}, base + Tiles::ITEMS + Ring<2>::BYTES};
-    const FlashProblem &p = call.p;
-
-    if (threadIdx.x == 0) {
-        kv_ring.init(1, 4 * CONSUMERS * WARP_ARRIVALS);
-        q_ring.init(1, 4 * CONSUMERS * WARP_ARRIVALS);
-        dout_ring.init(1, 4 * CONSUMERS * WARP_ARRIVALS);
-        for (int w = 0; w < CONSUMERS; w++)
-            result_ring(w).init(4, 1);
-        items.init(WARPGROUP * CONSUMERS + 1 + CONSUMERS);
-        fence_barrier_init();
-    }
+    const BackwardBlock<D> block = {call, shared_address(shared)};
+    if (threadIdx.x == 0)
+        block.init();
     __syncthreads();
-
-    /* Of an item: its keys, and the tiles of queries that see any of them. The heaviest come first,
-     * but where additions are in order, the last keys: an item waits only for ones before it. */
-    struct Work {
-        int b, kv, j0, first, end;
-    };
-    const auto work_of = [&](unsigned item) {
-        const Place place = find_place(item, call.tiles, p.B, p.NKV, call.section);
-        const int j0 = (call.turns ? (int)call.tiles - 1 - place.tile : place.tile) * KEYS;
-        const int first = max(0, j0 - p.mask.diagonal) / QUERIES * QUERIES;
-        return Work{place.b, place.h, j0, first, max(first, p.TQ)};
-    };
-    const auto head_row = [&](const Work &work, int h) {
-        return ((size_t)work.b * p.NH + h) * p.rows;
-    };
-    /* Calls visit(h, i0) for each of those tiles, head by head of the group. */
-    const auto for_queries = [&](const Work &work, auto visit) {
-#pragma unroll 1
-        for (int h = work.kv * call.group; h < (work.kv + 1) * call.group; h++)
-#pragma unroll 1
-            for (int i0 = work.first; i0 < work.end; i0 += QUERIES)
-                visit(h, i0);
-    };
 
     if (threadIdx.x < WARPGROUP) {
         release_registers<24>();
-        if (threadIdx.x % 32 != 0)
+        if (threadIdx.x % 32 != 0) /* one thread of each warp has a task of its own */
             return;
-        /* One thread of each warp has a task of its own. */
-        if (threadIdx.x == 0) {
-            /* The items, and all that S is made of. */
-            prefetch_map(&call.q);
-            prefetch_map(&call.k);
-            prefetch_map(&call.v);
-            unsigned loaded = 0, item = blockIdx.x;
-            for (unsigned use = 0;; use++) {
-                items.publish(use, item);
-                if (item >= call.items)
-                    break;
-                /* Long on its way. An item taken ahead of its time would hold up those that wait
-                 * for its additions. */
-                int ticket = call.turns ? 0 : atomicAdd(call.next, 1);
-                const Work work = work_of(item);
-                const Barrier kv_full = kv_ring.full(use);
-                kv_ring.wait_empty(use);
-                kv_full.arrive_expecting(2 * Keys::BYTES);
-                copy_tile(Keys{base + Tiles::K}, &call.k, kv_full, work.j0, work.kv, work.b);
-                copy_tile(Keys{base + Tiles::V}, &call.v, kv_full, work.j0, work.kv, work.b);
-                for_queries(work, [&](int h, int i0) {
-                    const unsigned stage = loaded % STAGES;
-                    const Barrier full = q_ring.full(loaded);
-                    q_ring.wait_empty(loaded++);
-                    full.arrive_expecting(Queries::BYTES + Tiles::ROW_BYTES);
-                    copy_tile(Queries{base + Tiles::Q + stage * Queries::BYTES}, &call.q, full, i0,
-                              h, work.b);
-                    copy_bytes(base + Tiles::LSE2 + stage * Tiles::ROW_BYTES,
-                               p.lse2 + head_row(work, h) + i0, Tiles::ROW_BYTES, full);
-                });
-                if (call.turns)
-                    ticket = atomicAdd(call.next, 1);
-                item = gridDim.x + opaque(ticket);
-            }
-        } else if (threadIdx.x == 32) {
-            /* dO and D. */
-            prefetch_map(&call.dout);
-            unsigned loaded = 0, item;
-            for (unsigned use = 0; (item = items.take(use)) < call.items; use++) {
-                const Work work = work_of(item);
-                for_queries(work, [&](int h, int i0) {
-                    const unsigned stage = loaded % STAGES;
-                    const Barrier full = dout_ring.full(loaded);
-                    dout_ring.wait_empty(loaded++);
-                    full.arrive_expecting(Queries::BYTES + Tiles::ROW_BYTES);
-                    copy_tile(Queries{base + Tiles::DOUT + stage * Queries::BYTES}, &call.dout,
-                              full, i0, h, work.b);
-                    copy_bytes(base + Tiles::DELTA + stage * Tiles::ROW_BYTES,
-                               p.delta + head_row(work, h) + i0, Tiles::ROW_BYTES, full);
-                });
-            }
-        } else {
-            /* The results of consumer w. */
-            const int w = threadIdx.x / 32 - 2;
-            const uint32_t source = base + Tiles::RESULTS + w * Tiles::RESULT_BYTES;
-            unsigned stored = 0, item;
-            for (unsigned use = 0; (item = items.take(use)) < call.items; use++) {
-                const Work work = work_of(item);
-                for_queries(work, [&](int h, int i0) {
-                    const size_t chunk =
-                        (head_row(work, h) + i0) / QUERIES * CONSUMERS + w;
-                    const unsigned turn =
-                        (keys_seen(p, i0 + QUERIES) - 1) / KEYS - work.j0 / KEYS;
-                    if (call.turns)
-                        wait_for_turn(call.turns + chunk, turn);
-                    result_ring(w).wait_full(stored);
-                    add_bytes(call.dq_sum + chunk * CHUNK, source, CHUNK * sizeof(float));
-                    store_commit();
-                    store_wait_read();
-                    result_ring(w).empty(stored++).arrive();
-                    if (call.turns)
-                        end_turn(call.turns + chunk);
-                });
-                const int row = work.j0 + 64 * w;
-                result_ring(w).wait_full(stored);
-                store_tile(OwnKeys{source}, &call.dk, row, work.kv, work.b);
-                store_tile(OwnKeys{source + OwnKeys::BYTES}, &call.dv, row, work.kv, work.b);
-                store_wait_read();
-                result_ring(w).empty(stored++).arrive();
-            }
-        }
+        if (threadIdx.x == 0)
+            load_keys_and_queries(block);
+        else if (threadIdx.x == 32)
+            load_output_gradients(block);
+        else
+            store_results(block, threadIdx.x / 32 - 2);
     } else {
         acquire_registers<240>();
-        const int w = uniform(threadIdx.x / WARPGROUP) - 1, lane = threadIdx.x % 32;
-        const int thread = threadIdx.x % WARPGROUP, warp_row = 64 * w + thread / 32 * 16;
-        const int all_consumers = 1;
-        const Keys k_tile = {base + Tiles::K}, v_tile = {base + Tiles::V};
-        const Ring<1> results = result_ring(w);
-        const uint32_t result = base + Tiles::RESULTS + w * Tiles::RESULT_BYTES;
-        unsigned used = 0, stored = 0;
-        const auto hand_over = [&] {
-            fence_async();
-            __syncwarp();
-            if (lane == 0)
-                results.full(stored).arrive();
-            stored++;
-        };
-        const auto q_tile = [&](unsigned use) {
-            return Queries{base + Tiles::Q + use % STAGES * Queries::BYTES};
-        };
-        const auto dout_tile = [&](unsigned use) {
-            return Queries{base + Tiles::DOUT + use % STAGES * Queries::BYTES};
-        };
-
-        unsigned item;
-        for (unsigned use = 0; (item = uniform(items.take(use))) < call.items; use++) {
-            const Work work = work_of(item);
-            const int j0 = work.j0;
-            const int steps = (work.end - work.first + QUERIES - 1) / QUERIES * call.group;
-
-            float dk[1][D / 8][4], dv[1][D / 8][4];
-            clear(dk);
-            clear(dv);
-            kv_ring.wait_full(use);
-            float scores[1][QUERIES / 8][4];
-            if (steps > 0) {
-                q_ring.wait_full(used);
-                wgmma_fence();
-                start_product<D, K_ALONG_COLUMNS, K_ALONG_COLUMNS>(scores, k_tile, 64 * w, 0,
-                                                                   q_tile(used), 0, 0, false);
-                wgmma_commit();
-                wgmma_wait<0>();
-                pin(scores);
-            }
-            int h = work.kv * call.group, i0 = work.first;
-#pragma unroll 1
-            for (int t = 1; t <= steps; t++) {
-                const int bh = work.b * p.NH + h;
-                float dp[1][QUERIES / 8][4];
-                const uint32_t statistics =
-                    base + Tiles::LSE2 + used % STAGES * Tiles::ROW_BYTES + 8 * (lane % 4);
-                float2 lse2[QUERIES / 8];
-#pragma unroll
-                for (int n = 0; n < QUERIES / 8; n++)
-                    lse2[n] = load_shared_float2(statistics + 32 * n);
-                dout_ring.wait_full(used);
-                wgmma_fence();
-                start_product<D, K_ALONG_COLUMNS, K_ALONG_COLUMNS>(dp, v_tile, 64 * w, 0,
-                                                                   dout_tile(used), 0, 0, false);
-                wgmma_commit();
-                if (t > 1)
-                    hand_over(); /* dQ of the step before: its stores have had time to end */
-
-                if (p.mask.cuts(i0, j0 + warp_row, 16))
-                    p.mask.apply_transposed(scores, j0 + warp_row, i0);
-#pragma unroll
-                for (int n = 0; n < QUERIES / 8; n++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        scores[0][n][e] = exp2_approx(fmaf(scores[0][n][e], p.scale_log2,
-                                                           -(e % 2 ? lse2[n].y : lse2[n].x)));
-                Fragments<1, QUERIES / 16> fragments;
-                if constexpr (DROPOUT) {
-                    float kept[1][QUERIES / 8][4];
-                    copy(kept, scores);
-                    p.dropout.visit_transposed<1, QUERIES / 8>(
-                        bh, j0 + warp_row, i0, [&](int m, int n, int e) { kept[m][n][e] = 0.0f; });
-                    fragments = pack_fragments(kept);
-                } else {
-                    fragments = pack_fragments(scores);
-                }
-                wgmma_fence();
-                start_product<K_ALONG_ROWS>(dv, fragments, dout_tile(used), 0, 0, true);
-                wgmma_commit();
-
-                wgmma_wait<1>();
-                pin(dp);
-                if constexpr (DROPOUT)
-                    p.dropout.visit_transposed<1, QUERIES / 8>(
-                        bh, j0 + warp_row, i0, [&](int m, int n, int e) { dp[m][n][e] = 0.0f; });
-#pragma unroll
-                for (int n = 0; n < QUERIES / 8; n++) {
-                    const float2 delta =
-                        load_shared_float2(statistics + (Tiles::DELTA - Tiles::LSE2) + 32 * n);
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        const float d = e % 2 ? delta.y : delta.x;
-                        scores[0][n][e] *= DROPOUT ? fmaf(dp[0][n][e], p.dropout.scale, -d)
-                                                   : dp[0][n][e] - d;
-                    }
-                }
-                const auto ds = pack_fragments(scores);
-                const Scores ds_tile = {base + Tiles::DS + used % 2 * Scores::BYTES};
-                store_matrices(ds_tile, 64 * w, ds);
-                wgmma_fence();
-                start_product<K_ALONG_ROWS>(dk, ds, q_tile(used), 0, 0, true);
-                wgmma_commit();
-                fence_async();
-                wgmma_wait<1>();
-                pin(dv);
-                dout_ring.release(used);
-                barrier_sync(all_consumers, CONSUMERS * WARPGROUP);
-
-                float dq[1][8][4];
-                wgmma_fence();
-                if (D == 64)
-                    start_product<KEYS, K_ALONG_ROWS, K_ALONG_ROWS>(dq, ds_tile, 0, 64 * w, k_tile,
-                                                                    0, 0, false);
-                else
-                    start_product<KEYS, K_ALONG_ROWS, K_ALONG_ROWS>(dq, ds_tile, 0, 0, k_tile, 0,
-                                                                    64 * w, false);
-                wgmma_commit();
-                /* After the last tile its scores once more, unused: a branch would make the
-                 * compiler wait for each product. */
-                const unsigned next = t < steps ? used + 1 : used;
-                q_ring.wait_full(next);
-                start_product<D, K_ALONG_COLUMNS, K_ALONG_COLUMNS>(scores, k_tile, 64 * w, 0,
-                                                                   q_tile(next), 0, 0, false);
-                wgmma_commit();
-                wgmma_wait<1>();
-                pin(dk);
-                pin(dq);
-                results.wait_empty(stored);
-#pragma unroll
-                for (int n = 0; n < 8; n++)
-                    store_shared_16(result + (n * WARPGROUP + thread) * 16,
-                                    make_uint4(__float_as_uint(dq[0][n][0]),
-                                               __float_as_uint(dq[0][n][1]),
-                                               __float_as_uint(dq[0][n][2]),
-                                               __float_as_uint(dq[0][n][3])));
-                wgmma_wait<0>();
-                pin(scores);
-                q_ring.release(used++);
-                i0 += QUERIES;
-                if (i0 >= p.TQ)
-                    i0 = work.first, h++;
-            }
-            if (steps > 0)
-                hand_over();
-            kv_ring.release(use);
-
-            const float dv_scale = DROPOUT ? p.dropout.scale : 1.0f;
-#pragma unroll
-            for (int n = 0; n < D / 8; n++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    dk[0][n][e] *= p.scale;
-                    dv[0][n][e] *= dv_scale;
-                }
-            results.wait_empty(stored);
-            store_matrices(OwnKeys{result}, 0, pack_fragments(dk));
-            store_matrices(OwnKeys{result + OwnKeys::BYTES}, 0, pack_fragments(dv));
-            hand_over();
-        }
+        consume<D, DROPOUT>(block);
     }
 }
 
@@ -421,51 +545,42 @@ struct Workspace {
     size_t rows, dq_sum, turns;
 
     explicit Workspace(const Attention *problem) {
-        const size_t D = problem->HS <= 64 ? 64 : 128;
         rows = problem->B * problem->NH * divide_up(problem->TQ, ROW_PADDING) * ROW_PADDING;
-        dq_sum = rows * D;
+        dq_sum = rows * tile_width(problem->HS);
         turns = problem->deterministic ? dq_sum / CHUNK : 0;
     }
     size_t bytes() const { return (2 * rows + dq_sum + 1 + turns) * 4; }
 };
 
 struct RunBackward {
-    const Attention *problem;
-    const AttentionTensors *tensors;
-    const AttentionGradients *gradients;
-    void *workspace;
+    const FlashProblem &p;
+    const Workspace &sizes;
     cudaStream_t stream;
 
-    template <int D>
+    template <int D, bool DROPOUT>
     void with() const {
         using Tiles = BackwardTiles<D>;
-        const Workspace sizes(problem);
         BackwardCall call = {};
-        FlashProblem &p = call.p;
-        p = describe(problem, tensors, gradients);
-        p.lse2 = (float *)workspace;
-        p.delta = p.lse2 + sizes.rows;
+        call.p = p;
         call.dq_sum = p.delta + sizes.rows;
         call.next = (unsigned *)(call.dq_sum + sizes.dq_sum);
         call.turns = sizes.turns ? call.next + 1 : NULL;
-        const size_t B = p.B, NH = p.NH, NKV = p.NKV, TQ = p.TQ, TK = p.mask.TK, HS = p.HS;
-        call.q = flash_hopper_map(p.q, B, TQ, NH, HS, Tiles::QUERIES);
-        call.dout = flash_hopper_map(p.dout, B, TQ, NH, HS, Tiles::QUERIES);
-        call.k = flash_hopper_map(p.k, B, TK, NKV, HS, Tiles::KEYS);
-        call.v = flash_hopper_map(p.v, B, TK, NKV, HS, Tiles::KEYS);
-        call.dk = flash_hopper_map(p.dk, B, TK, NKV, HS, 64);
-        call.dv = flash_hopper_map(p.dv, B, TK, NKV, HS, 64);
+        call.q = query_map(p, p.q, Tiles::QUERIES);
+        call.dout = query_map(p, p.dout, Tiles::QUERIES);
+        call.k = key_map(p, p.k, Tiles::KEYS);
+        call.v = key_map(p, p.v, Tiles::KEYS);
+        call.dk = key_map(p, p.dk, 64);
+        call.dv = key_map(p, p.dv, 64);
         call.group = p.NH / p.NKV;
-        call.tiles = (unsigned)divide_up(TK, Tiles::KEYS);
+        call.tiles = (unsigned)divide_up(p.mask.TK, Tiles::KEYS);
         call.items = call.tiles * p.B * p.NKV;
         /* In turns, the tiles of one head wait for each other: many heads at a time. */
-        call.section = call.turns ? heads_that_fit(&p, TQ * (NH / NKV), p.NKV)
-                                  : heads_per_section(&p, TQ * (NH / NKV), p.NKV);
+        const size_t streamed = (size_t)p.TQ * call.group;
+        call.section = call.turns ? heads_that_fit(&p, streamed, p.NKV)
+                                  : heads_per_section(&p, streamed, p.NKV);
 
         flash_statistics(p, call.dq_sum, D, call.next, 1 + sizes.turns, stream);
-        launch_persistent<Tiles>(
-            p.dropout.threshold > 0 ? backward_kernel<D, true> : backward_kernel<D, false>, call,
-            AFTER_STREAM, stream);
+        launch_persistent<Tiles>(backward_kernel<D, DROPOUT>, call, AFTER_STREAM, stream);
         query_gradient_kernel<D><<<(unsigned)(sizes.dq_sum / CHUNK), WARPGROUP, 0, stream>>>(
             p, call.dq_sum);
         CUDA_CHECK(cudaGetLastError());
@@ -483,11 +598,10 @@ extern "C" size_t flash_hopper_backward_workspace(const Attention *problem) {
 extern "C" void flash_hopper_backward(const Attention *problem, const AttentionTensors *tensors,
                                       const AttentionGradients *gradients, void *workspace,
                                       void *stream) {
-    if (!describe(problem, tensors, gradients).aligned) /* out of the copy engine's reach */
+    FlashProblem p = describe(problem, tensors, gradients);
+    if (!p.aligned) /* out of the copy engine's reach */
         return flash_mma_backward(problem, tensors, gradients, workspace, stream);
-    const RunBackward run = {problem, tensors, gradients, workspace, (cudaStream_t)stream};
-    if (problem->HS > 64)
-        run.with<128>();
-    else
-        run.with<64>();
+    const Workspace sizes(problem);
+    p.lse2 = (float *)workspace, p.delta = p.lse2 + sizes.rows;
+    dispatch(p.HS, p.dropout.threshold > 0, RunBackward{p, sizes, (cudaStream_t)stream});
 }

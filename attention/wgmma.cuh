@@ -1,5 +1,5 @@
-/* The instructions of the sm_90a path (PTX ISA, "Asynchronous warpgroup matrix instructions",
- * "Asynchronous copy", "mbarrier"), one function each.
+/* Matrix products by warpgroups on sm_90a (PTX ISA, "Asynchronous warpgroup matrix instructions"),
+ * and the tiles in shared memory that they read.
  *
  * A warpgroup is 4 warps whose first index is a multiple of 4. Warp w of it holds rows 16w …
  * 16w+15 of a 64-row accumulator, and lane l of a warp holds of these the elements acc[0][n][2i +
@@ -9,16 +9,12 @@
  * A tile of ROWS rows in shared memory is stored as blocks of 64 columns, each ROWS × 128 bytes at
  * a multiple of 1024, with the 16-byte chunks of row r permuted by c ^ (r % 8): the 128-byte
  * swizzle, which the copy engine writes and the tensor cores read. */
-#ifndef ATTENTION_HOPPER_CUH
-#define ATTENTION_HOPPER_CUH
-
-#include <cuda.h>
+#ifndef ATTENTION_WGMMA_CUH
+#define ATTENTION_WGMMA_CUH
 
 #include "attention/mma_accumulator.cuh"
 
 enum { WARPGROUP = 128 };
-
-/* --- tiles and matrix products --- */
 
 /* Which index of a product runs along a tile's rows: its own (M or N) with the summed index K along
  * the columns, or K itself. */
@@ -49,6 +45,10 @@ struct Blocks {
         return (major == K_ALONG_ROWS ? 128 * k : k / 64 * BLOCK_BYTES + k % 64 * 2) >> 4;
     }
 };
+
+/* x, which is the same in all lanes, in a way that tells the compiler so: what it computes from it
+ * goes to the uniform registers, where wgmma wants its descriptors. */
+__device__ __forceinline__ unsigned uniform(unsigned x) { return __shfl_sync(~0u, x, 0); }
 
 /* Bits 32 … 63 of a descriptor: 8 rows are 1024 bytes, swizzled by 128. */
 #define WGMMA_HIGH "0x40000040"
@@ -177,135 +177,6 @@ __device__ __forceinline__ void store_matrices(Tile tile, int row0, const Fragme
                      "r"(a.x[k][0][0]), "r"(a.x[k][0][1]), "r"(a.x[k][0][2]),
                      "r"(a.x[k][0][3])
                      : "memory");
-}
-
-/* --- barriers and roles --- */
-
-/* x, which is the same in all lanes, in a way that tells the compiler so: what it computes from it
- * goes to the uniform registers, where wgmma wants its descriptors. */
-__device__ __forceinline__ unsigned uniform(unsigned x) { return __shfl_sync(~0u, x, 0); }
-
-/* Shared memory written by ordinary stores before this is seen by wgmma and the copy engine. */
-__device__ __forceinline__ void fence_async() {
-    asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
-}
-
-/* An mbarrier in shared memory. Phases count from 0; wait(phase) returns when that phase, by its
- * parity, has ended: a phase ends when `count` arrivals and all announced bytes have come. */
-struct Barrier {
-    uint32_t address;
-
-    __device__ __forceinline__ void init(int count) const {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(address), "r"(count)
-                     : "memory");
-    }
-    __device__ __forceinline__ void arrive() const {
-        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(address) : "memory");
-    }
-    __device__ __forceinline__ void arrive_expecting(uint32_t bytes) const {
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(address),
-                     "r"(bytes)
-                     : "memory");
-    }
-    __device__ __forceinline__ void wait(uint32_t phase) const {
-        asm volatile("{\n.reg .pred done;\n"
-                     "again:\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                     "@!done bra again;\n}\n" ::"r"(address),
-                     "r"(phase & 1)
-                     : "memory");
-    }
-};
-
-/* After the inits, before the barrier that shows them to the block. */
-__device__ __forceinline__ void fence_barrier_init() {
-    asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
-}
-
-/* Named barriers: `threads` in all, of which some wait and some only arrive. */
-__device__ __forceinline__ void barrier_sync(int id, int threads) {
-    asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
-}
-
-/* All warps of a warpgroup give up, or wait for, registers; REGISTERS a thread remain. */
-template <int REGISTERS>
-__device__ __forceinline__ void release_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(REGISTERS));
-}
-template <int REGISTERS>
-__device__ __forceinline__ void acquire_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(REGISTERS));
-}
-
-/* The kernel that was launched to start under this one may start; until this one has ended and what
- * it wrote is seen, that one waits (PTX ISA, "griddepcontrol"). */
-__device__ __forceinline__ void allow_next_kernel() {
-    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
-}
-__device__ __forceinline__ void wait_for_last_kernel() {
-    asm volatile("griddepcontrol.wait;\n" ::: "memory");
-}
-
-/* --- bulk copies --- */
-
-__device__ __forceinline__ void prefetch_map(const CUtensorMap *map) {
-    asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
-}
-
-/* The map's box at (column, row, head, batch) into shared memory; its bytes, of which those outside
- * the tensor are zeros, count at the barrier. */
-__device__ __forceinline__ void copy_box(uint32_t target, const CUtensorMap *map, Barrier barrier,
-                                         int column, int row, int head, int batch) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%3, %4, %5, %6}], [%2];\n" ::"r"(target),
-                 "l"(map), "r"(barrier.address), "r"(column), "r"(row), "r"(head), "r"(batch)
-                 : "memory");
-}
-
-/* `bytes` (a multiple of 16) from global to shared memory, both aligned to 16. */
-__device__ __forceinline__ void copy_bytes(uint32_t target, const void *source, uint32_t bytes,
-                                           Barrier barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1], %2, [%3];\n" ::"r"(target),
-                 "l"(source), "r"(bytes), "r"(barrier.address)
-                 : "memory");
-}
-
-/* Shared memory to the map's box; what lies outside the tensor is dropped. */
-__device__ __forceinline__ void store_box(const CUtensorMap *map, uint32_t source, int column,
-                                          int row, int head, int batch) {
-    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], "
-                 "[%1];\n" ::"l"(map),
-                 "r"(source), "r"(column), "r"(row), "r"(head), "r"(batch)
-                 : "memory");
-}
-__device__ __forceinline__ void store_commit() {
-    asm volatile("cp.async.bulk.commit_group;\n" ::: "memory");
-}
-/* This thread's committed stores have read their shared memory. */
-__device__ __forceinline__ void store_wait_read() {
-    asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory");
-}
-
-/* They are complete: what they wrote is seen by this thread. */
-__device__ __forceinline__ void store_wait() {
-    asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
-}
-/* Global memory read or written by ordinary accesses before this, and by bulk copies after it. */
-__device__ __forceinline__ void fence_async_global() {
-    asm volatile("fence.proxy.async.global;\n" ::: "memory");
-}
-
-/* `bytes` of floats (a multiple of 16) in shared memory are added to those at target, which is
- * aligned to 16; committed and waited for like a store. */
-__device__ __forceinline__ void add_bytes(float *target, uint32_t source, uint32_t bytes) {
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 "
-                 "[%0], [%1], %2;\n" ::"l"(target),
-                 "r"(source), "r"(bytes)
-                 : "memory");
 }
 
 #endif
