@@ -4,19 +4,25 @@
  *
  * In step j a consumer warpgroup starts S_j = Q K_jᵀ and, behind it, O += P_{j-1} V_{j-1}; the
  * second runs under the mask, the maxima and the corrections of S_j, and O is corrected among the
- * exponentials, which leave the multipliers idle. The warpgroups take turns at starting products,
- * so that one's softmax lies under the others' products. */
+ * exponentials, which leave the multipliers idle. Two warpgroups take turns at starting products, so
+ * that one's softmax lies under the other's products; of three, one or the other always has a
+ * product to run. */
 #include "attention/flash_hopper.cuh"
 #include "attention/mma_softmax.cuh"
 
 namespace {
 
 /* CONSUMERS: warpgroups, of 64 queries each: as many as the registers allow, of which setmaxnreg
- * moves some from the producer to the consumers. Two at D = 64 are 5 to 15% slower. HOLD: Q in
- * registers, read once for all tiles of keys; at D = 128 it is 2% faster. */
+ * moves some from the producer to the consumers. Two at D = 64 are 5 to 15% slower. STAGES of keys
+ * and Q_PLACES, for the queries of so many items. TURNS: the warpgroups start products in turn.
+ * Without, one whose queries see fewer keys runs ahead as far as stages and places allow, into the
+ * next item, which short sequences gain more by than long ones lose. HOLD: Q in registers, read
+ * once for all tiles of keys; at D = 128 it is 2% faster. LAZY: see OnlineSoftmax. */
 template <int D>
 struct ForwardTiles {
-    static constexpr int CONSUMERS = D == 64 ? 3 : 2, KEYS = 128, STAGES = 2;
+    static constexpr int CONSUMERS = D == 64 ? 3 : 2, KEYS = 128;
+    static constexpr int STAGES = D == 64 ? 4 : 2, Q_PLACES = D == 64 ? 2 : 1;
+    static constexpr bool TURNS = D == 128;
     static constexpr int QUERIES = 64 * CONSUMERS, THREADS = WARPGROUP * (CONSUMERS + 1);
     static constexpr bool HOLD = D == 128, LAZY = D == 128;
     static constexpr int REGISTERS = CONSUMERS == 3 ? 160 : 240;
@@ -24,11 +30,11 @@ struct ForwardTiles {
     using Queries = Blocks<64, D>;
     using Keys = Blocks<KEYS, D>;
     /* Places in shared memory. */
-    static constexpr uint32_t K = CONSUMERS * Queries::BYTES;
+    static constexpr uint32_t K = Q_PLACES * CONSUMERS * Queries::BYTES;
     static constexpr uint32_t V = K + STAGES * Keys::BYTES;
     static constexpr uint32_t OUT = V + STAGES * Keys::BYTES;
     static constexpr uint32_t Q_RING = OUT + CONSUMERS * Queries::BYTES;
-    static constexpr uint32_t K_RING = Q_RING + Ring<1>::BYTES;
+    static constexpr uint32_t K_RING = Q_RING + Ring<Q_PLACES>::BYTES;
     static constexpr uint32_t V_RING = K_RING + Ring<STAGES>::BYTES;
     static constexpr uint32_t ITEMS = V_RING + Ring<STAGES>::BYTES;
     static constexpr size_t SHARED_BYTES = ITEMS + Items::BYTES;
@@ -62,18 +68,22 @@ struct ForwardBlock {
     using Queries = typename Tiles::Queries;
     using Keys = typename Tiles::Keys;
     static constexpr int CONSUMERS = Tiles::CONSUMERS, STAGES = Tiles::STAGES;
+    static constexpr int Q_PLACES = Tiles::Q_PLACES;
 
     const ForwardCall &call;
     uint32_t base; /* shared address, a multiple of 1024 */
 
-    __device__ __forceinline__ Ring<1> q_ring() const { return {base + Tiles::Q_RING}; }
+    __device__ __forceinline__ Ring<Q_PLACES> q_ring() const { return {base + Tiles::Q_RING}; }
     __device__ __forceinline__ Ring<STAGES> k_ring() const { return {base + Tiles::K_RING}; }
     __device__ __forceinline__ Ring<STAGES> v_ring() const { return {base + Tiles::V_RING}; }
     __device__ __forceinline__ Items items() const {
         return {{base + Tiles::ITEMS}, base + Tiles::ITEMS + Ring<2>::BYTES};
     }
-    __device__ __forceinline__ Queries q_tile(int group) const {
-        return {base + group * Queries::BYTES};
+    __device__ __forceinline__ Queries q_tile(unsigned use, int group) const {
+        return {base + (use % Q_PLACES * CONSUMERS + group) * Queries::BYTES};
+    }
+    __device__ __forceinline__ Queries out_tile(int group) const {
+        return {base + Tiles::OUT + group * Queries::BYTES};
     }
     __device__ __forceinline__ uint32_t stage(unsigned use) const {
         return base + use % STAGES * Keys::BYTES;
@@ -125,7 +135,8 @@ __device__ __forceinline__ void produce(const ForwardBlock<D> &block) {
         q_ring.wait_empty(use);
         q_ring.full(use).arrive_expecting(Tiles::CONSUMERS * Tiles::Queries::BYTES);
         for (int w = 0; w < Tiles::CONSUMERS; w++)
-            copy_tile(block.q_tile(w), &call.q, q_ring.full(use), work.i0 + 64 * w, work.h, work.b);
+            copy_tile(block.q_tile(use, w), &call.q, q_ring.full(use), work.i0 + 64 * w, work.h,
+                      work.b);
 #pragma unroll 1
         for (int j = 0; j < work.tiles; j++, loaded++) {
             const uint32_t stage = block.stage(loaded);
@@ -162,10 +173,16 @@ struct Consumer {
     const int my_turn = 1 + group, next_turn = 1 + (group + 1) % Tiles::CONSUMERS;
     const int own_barrier = 1 + Tiles::CONSUMERS + group;
     const bool leader = threadIdx.x % WARPGROUP == 0;
-    const Queries q_tile = block.q_tile(group), out_tile = {q_tile.base + Tiles::OUT};
+    const Queries out_tile = block.out_tile(group);
 
-    __device__ __forceinline__ void take_turn() const { barrier_sync(my_turn, 2 * WARPGROUP); }
-    __device__ __forceinline__ void pass_turn() const { barrier_arrive(next_turn, 2 * WARPGROUP); }
+    __device__ __forceinline__ void take_turn() const {
+        if constexpr (Tiles::TURNS)
+            barrier_sync(my_turn, 2 * WARPGROUP);
+    }
+    __device__ __forceinline__ void pass_turn() const {
+        if constexpr (Tiles::TURNS)
+            barrier_arrive(next_turn, 2 * WARPGROUP);
+    }
 
     __device__ __forceinline__ OwnQueries own_queries(const Work &work) const {
         const FlashProblem &p = block.call.p;
@@ -217,8 +234,8 @@ struct Steps {
         if constexpr (Tiles::HOLD)
             start_product<K_ALONG_COLUMNS>(scores, q, k_tile, 0, 0, false);
         else
-            start_product<D, K_ALONG_COLUMNS, K_ALONG_COLUMNS>(scores, self.q_tile, 0, 0, k_tile, 0,
-                                                               0, false);
+            start_product<D, K_ALONG_COLUMNS, K_ALONG_COLUMNS>(
+                scores, block.q_tile(use, self.group), 0, 0, k_tile, 0, 0, false);
         wgmma_commit();
     }
 
@@ -347,7 +364,7 @@ __device__ __forceinline__ void consume(const ForwardBlock<D> &block) {
             const Steps<D, DROPOUT> steps = {block, p,       self,       own,           use, used,
                                              q,     softmax, correction, probabilities, out};
             if constexpr (Tiles::HOLD) {
-                q = load_operand(self.q_tile, 0);
+                q = load_operand(block.q_tile(use, self.group), 0);
                 q_ring.release(use);
             }
             /* The diagonal leaves one half of every other last tile. */

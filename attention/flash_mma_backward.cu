@@ -463,7 +463,7 @@ struct RunBackward {
 } // namespace
 
 extern "C" size_t flash_mma_backward_workspace(const Attention *problem) {
-    size_t bytes;
+    size_t bytes = 0;
     dispatch(problem->HS, problem->dropout.probability > 0, WorkspaceBytes{problem, &bytes});
     return bytes;
 }
