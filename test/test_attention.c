@@ -795,10 +795,17 @@ static void check_flash_on_cuda(const Case *c) {
     free_run(&naive);
 }
 
+/* TEST_STRIDE=n tries each n-th of many cases, as one needs under a slow checker. */
+static size_t stride(void) {
+    const char *text = getenv("TEST_STRIDE");
+    const long n = text ? strtol(text, NULL, 10) : 1;
+    return n > 1 ? (size_t)n : 1;
+}
+
 static void test_cuda_cases(void **state) {
     (void)state;
     if (no_gpu()) skip();
-    for (int i = 0; i < CASES; i++) {
+    for (size_t i = 0; i < CASES; i += stride()) {
         Run reference = new_run(&cases[i]);
         run(&reference, FORWARD_AND_BACKWARD);
         Run naive_float = run_like(&reference, DEVICE_CUDA, TYPE_F32, ATTENTION_NAIVE);
@@ -813,13 +820,6 @@ static void test_cuda_cases(void **state) {
         free_run(&flash_float);
         free_run(&naive);
     }
-}
-
-/* TEST_STRIDE=n tries each n-th of many sizes, as one needs under a slow checker. */
-static size_t stride(void) {
-    const char *text = getenv("TEST_STRIDE");
-    const long n = text ? strtol(text, NULL, 10) : 1;
-    return n > 1 ? (size_t)n : 1;
 }
 
 static void test_cuda_every_length(void **state) {
