@@ -188,7 +188,8 @@ def memory_table():
     for family in dict.fromkeys(row["attention"] for row in rows):
         mine = [row for row in rows if row["attention"] == family]
         last = [row for row in mine if row["outcome"] == "trained"][-1]
-        ended = mine[-1]["outcome"].replace("_", " ") if mine[-1] is not last else ""
+        ended = (mine[-1]["outcome"].replace("_", " ") if mine[-1] is not last
+                 else "longer was not tried")
         out.append(f"| {family} | {int(last['T']):,} | {int(last['measured_bytes']) / 2**30:.1f} GiB "
                    f"| {float(last['ms']):,.0f} | {ended} |")
     return out + ["", "![memory and time against T](dev/results/memory.png)"]
