@@ -9,6 +9,7 @@
  * What runs under what: dP under the exponentials, dV under dS, dK under dS's way to shared
  * memory, and behind dQ the next tile's S, under dQ's way to the warp that adds it to memory. */
 #include "attention/flash_hopper.cuh"
+#include "attention/mma_gradient.cuh"
 
 namespace {
 
@@ -261,39 +262,10 @@ __device__ __forceinline__ void load_statistics(float2 (&x)[N], uint32_t source)
         x[n] = load_shared_float2(source + 32 * n);
 }
 
-/* Sᵀ becomes Pᵀ. */
-template <int N>
-__device__ __forceinline__ void exponentials(float (&scores)[1][N][4], const float2 (&lse2)[N],
-                                             float scale_log2) {
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            scores[0][n][e] =
-                exp2_approx(fmaf(scores[0][n][e], scale_log2, -(e % 2 ? lse2[n].y : lse2[n].x)));
-}
-
 template <int N>
 __device__ __forceinline__ void drop(float (&x)[1][N][4], const DropoutRule &dropout, int bh,
                                      int j0, int i0) {
     dropout.visit_transposed<1, N>(bh, j0, i0, [&](int m, int n, int e) { x[m][n][e] = 0.0f; });
-}
-
-/* Pᵀ becomes dSᵀ = Pᵀ ∘ (dPᵀ - D); dP still lacks dropout's factor. D is read where it is used: no
- * registers are left to hold it. */
-template <bool DROPOUT, int N>
-__device__ __forceinline__ void score_gradients(float (&scores)[1][N][4],
-                                                const float (&dp)[1][N][4], uint32_t deltas,
-                                                const DropoutRule &dropout) {
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        const float2 delta = load_shared_float2(deltas + 32 * n);
-#pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const float d = e % 2 ? delta.y : delta.x;
-            scores[0][n][e] *= DROPOUT ? fmaf(dp[0][n][e], dropout.scale, -d) : dp[0][n][e] - d;
-        }
-    }
 }
 
 /* A consumer warpgroup, and what it does for its 64 keys. Its results go through a place in shared
@@ -417,7 +389,9 @@ __device__ __forceinline__ void consume(const BackwardBlock<D> &block) {
 
             if (p.mask.cuts(i0, j0, 16))
                 p.mask.apply_transposed(scores, j0, i0);
-            exponentials(scores, lse2, p.scale_log2);
+#pragma unroll
+            for (int n = 0; n < QUERIES / 8; n++)
+                scores_to_probabilities(scores, n, lse2[n], p.scale_log2);
             Fragments<1, QUERIES / 16> fragments;
             if constexpr (DROPOUT) {
                 float kept[1][QUERIES / 8][4];
@@ -435,8 +409,13 @@ __device__ __forceinline__ void consume(const BackwardBlock<D> &block) {
             pin(dp);
             if constexpr (DROPOUT)
                 drop(dp, p.dropout, bh, j0, i0);
-            score_gradients<DROPOUT>(scores, dp, statistics + (Tiles::DELTA - Tiles::LSE2),
-                                     p.dropout);
+            /* D is read where it is used: no registers are left to hold it. */
+#pragma unroll
+            for (int n = 0; n < QUERIES / 8; n++)
+                probabilities_to_gradients<DROPOUT>(
+                    scores, dp, n,
+                    load_shared_float2(statistics + (Tiles::DELTA - Tiles::LSE2) + 32 * n),
+                    p.dropout);
             const auto ds = pack_fragments(scores);
             const auto ds_tile = block.ds_tile(used);
             store_matrices(ds_tile, 64 * self.w, ds);

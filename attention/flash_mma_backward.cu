@@ -22,14 +22,9 @@
  * The key kernel works on Sᵀ = K Qᵀ and dPᵀ = V dOᵀ: their accumulators are the A operands of Pᵀ dO
  * and dSᵀ Q, so P and dS need not leave the registers, but for dQ, which sums over all keys. */
 #include "attention/flash_mma.cuh"
+#include "attention/mma_gradient.cuh"
 
 namespace {
-
-/* dS / (scale · P) of one score; dp is 0 already where Z is. */
-template <bool DROPOUT>
-__device__ __forceinline__ float score_gradient(const FlashProblem &p, float dp, float delta) {
-    return DROPOUT ? fmaf(dp, p.dropout.scale, -delta) : dp - delta;
-}
 
 enum Gradients { KEYS_ALONE, TOGETHER };
 
@@ -187,15 +182,9 @@ __global__ void __launch_bounds__(KeyTiles<GRADIENTS, D>::THREADS,
 
             const uint32_t statistics = loaded + Tiles::LSE2 + 4 * (step + 2 * (lane % 4));
 #pragma unroll
-            for (int n = 0; n < STEP / 8; n++) {
-                const float2 lse2 = load_shared_float2(statistics + 32 * n);
-#pragma unroll
-                for (int m = 0; m < M; m++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        scores[m][n][e] = exp2_approx(
-                            fmaf(scores[m][n][e], p.scale_log2, -(e % 2 ? lse2.y : lse2.x)));
-            }
+            for (int n = 0; n < STEP / 8; n++)
+                scores_to_probabilities(scores, n, load_shared_float2(statistics + 32 * n),
+                                        p.scale_log2);
             Fragments<M, STEP / 16> fragments;
             if constexpr (DROPOUT) {
                 float kept[M][STEP / 8][4];
@@ -212,16 +201,11 @@ __global__ void __launch_bounds__(KeyTiles<GRADIENTS, D>::THREADS,
             else
                 multiply(dv, fragments, dout_tile, step, column0);
 #pragma unroll
-            for (int n = 0; n < STEP / 8; n++) {
-                const float2 delta =
-                    load_shared_float2(statistics + (Tiles::DELTA - Tiles::LSE2) + 32 * n);
-#pragma unroll
-                for (int m = 0; m < M; m++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++)
-                        scores[m][n][e] *= score_gradient<DROPOUT>(p, dp[m][n][e],
-                                                                   e % 2 ? delta.y : delta.x);
-            }
+            for (int n = 0; n < STEP / 8; n++)
+                probabilities_to_gradients<DROPOUT>(
+                    scores, dp, n,
+                    load_shared_float2(statistics + (Tiles::DELTA - Tiles::LSE2) + 32 * n),
+                    p.dropout);
             fragments = pack_fragments(scores);
             if constexpr (GRADIENTS == TOGETHER)
                 store_fragments(ds_tile, warp_row, step, fragments);
@@ -382,7 +366,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                     for (int e = 0; e < 4; e++)
                         scores[m][n][e] =
                             exp2_approx(fmaf(scores[m][n][e], p.scale_log2, -lse2[m][e / 2])) *
-                            score_gradient<DROPOUT>(p, dp[m][n][e], delta[m][e / 2]);
+                            score_gradient<DROPOUT>(p.dropout, dp[m][n][e], delta[m][e / 2]);
             multiply(dq, pack_fragments(scores), k_tile, step, 0);
         }
     }
