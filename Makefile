@@ -94,6 +94,7 @@ $(BUILD)/test/test_bpe: LIBS += -lpcre2-8 # runs GPT-2's pattern, to compare
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtilegpt.a
 	$(CC) $(CFLAGS) $^ $(LIBS) -o $@
 $(BUILD)/dev/attention/ladder: $(LADDER) $(BUILD)/libtilegpt.a
+	@$(if $(LADDER),,echo 'The ladder needs CUDA: see what make found, or CUDA=1' >&2; exit 2)
 	$(CC) $(CFLAGS) -Wl,--as-needed $^ $(LIBS) -o $@
 $(BUILD)/libtilegpt.a: $(OBJECTS)
 	rm -f $@ && ar qcs $@ $^

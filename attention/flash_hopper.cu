@@ -10,8 +10,13 @@ CUtensorMap flash_hopper_map(AttentionView view, size_t B, size_t T, size_t head
     if (!encode) {
         void *symbol = NULL;
         cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
         CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &symbol, 12000,
                                                     cudaEnableDefault, &found));
+#else
+        CUDA_CHECK(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &symbol, cudaEnableDefault,
+                                           &found));
+#endif
         encode = (PFN_cuTensorMapEncodeTiled_v12000)symbol;
     }
     CUtensorMap map;

@@ -104,6 +104,7 @@ __device__ __forceinline__ void copy_tile(Tile tile, const CUtensorMap *map, Bar
         copy_box(tile.base + c * Tile::BLOCK_BYTES, map, barrier, 64 * c, row, head, batch);
 }
 
+/* The tile to those rows; again a map of its own rows. */
 template <class Tile>
 __device__ __forceinline__ void store_tile(Tile tile, const CUtensorMap *map, int row, int head,
                                            int batch) {

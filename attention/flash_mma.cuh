@@ -1,11 +1,10 @@
 /* flash_mma: what its forward and backward share. FlashAttention-2 (Dao 2023, arXiv 2307.08691) in
  * bf16 with float sums, on mma.sync: any GPU from sm_80.
  *
- * Every block keeps one tile of rows (queries in the forward and in dQ, keys in dK/dV), of which
- * each warp owns 16·M, and streams the other side through shared memory, which cp.async fills under
- * the products before. HS is padded to D in shared memory by zero columns.
- * Of every tile there is a form within the 99 KiB that the smallest of these GPUs grants a
- * block. */
+ * Every block keeps one tile of rows (queries in the forward and in dQ, keys in dK/dV), whose warps
+ * own 16·M of them each, or two together, and streams the other side through shared memory, which
+ * cp.async fills under the products before. HS is padded to D in shared memory by zero columns. Of
+ * every tile there is a form within the 99 KiB that the smallest of these GPUs grants a block. */
 #ifndef ATTENTION_FLASH_MMA_CUH
 #define ATTENTION_FLASH_MMA_CUH
 
@@ -34,6 +33,7 @@ __device__ __forceinline__ void load_rows(Tile<D> tile, const FlashProblem &p,
     load_tile<ROWS, THREADS_>(tile, head_rows(view, b, h), view.token, row0, T, p.HS, p.aligned);
 }
 
+/* With so many bytes of dynamic shared memory for each block. */
 template <int THREADS_ = THREADS, class... Arguments>
 inline void launch(void (*kernel)(const FlashProblem, Arguments...), dim3 grid, size_t shared_bytes,
                    cudaStream_t stream, const FlashProblem &p, Arguments... arguments) {
@@ -43,7 +43,7 @@ inline void launch(void (*kernel)(const FlashProblem, Arguments...), dim3 grid, 
     CUDA_CHECK(cudaGetLastError());
 }
 
-/* Calls `run.template with<D, DROPOUT>(…)` with HS padded to one of the tile widths. */
+/* Calls `run.template with<D, DROPOUT>()` with D the narrowest tile for HS. */
 template <class Run>
 inline void dispatch(size_t HS, bool dropout, Run run) {
 #define FLASH_MMA_WIDTH(D)                                                       \

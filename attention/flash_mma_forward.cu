@@ -148,12 +148,12 @@ extern "C" int flash_mma_supported(const Attention *problem) {
         return 0;
     }
     const size_t longest = problem->TQ > problem->TK ? problem->TQ : problem->TK;
-    const size_t smallest_tile = 16;
+    const size_t fewest_rows = 16; /* of a block: those of flash_statistics.cu */
     return major >= 8 && shared_bytes >= MAX_SHARED_BYTES && problem->type == TYPE_BF16 &&
            problem->HS >= 1 && problem->HS <= 256 && problem->scale >= 0.0f &&
            longest <= MAX_LENGTH - ROW_PADDING &&
            problem->B * problem->NH <= INT_MAX / (divide_up(longest, ROW_PADDING) * ROW_PADDING) *
-                                           smallest_tile;
+                                           fewest_rows;
 }
 
 extern "C" size_t flash_mma_forward_workspace(const Attention *problem) {

@@ -61,7 +61,7 @@ struct Mask {
 };
 
 /* Dropout by the rule of runtime/random.h, with its parameters ready for the device. There is one
- * draw for a query and a 64-wide tile of keys. The N column tiles (or 2M row tiles, transposed) of
+ * draw for a query, a 64-wide tile of keys and each lane of the quad. The N column tiles (or 2M row tiles, transposed) of
  * an accumulator lie within such a tile, or are whole ones; with first = (j0 / 8) % 8, even, the two
  * bytes of 8-key group first + g are in word (first + g) / 2. */
 struct DropoutRule {

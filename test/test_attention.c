@@ -19,6 +19,7 @@
 #include "runtime/convert.h"
 #include "runtime/error.h"
 #include "test/compare.h"
+#include "test/part.h"
 
 enum { Q, K, V, DOUT, INPUTS };
 enum { O, LSE, DQ, DK, DV, OUTPUTS };
@@ -795,13 +796,6 @@ static void check_flash_on_cuda(const Case *c) {
     free_run(&naive);
 }
 
-/* TEST_STRIDE=n tries each n-th of many cases, as one needs under a slow checker. */
-static size_t stride(void) {
-    const char *text = getenv("TEST_STRIDE");
-    const long n = text ? strtol(text, NULL, 10) : 1;
-    return n > 1 ? (size_t)n : 1;
-}
-
 static void test_cuda_cases(void **state) {
     (void)state;
     if (no_gpu()) skip();
@@ -837,7 +831,7 @@ static void test_cuda_every_length(void **state) {
 static void test_cuda_every_head_size(void **state) {
     (void)state;
     if (no_gpu()) skip();
-    for (size_t HS = 1; HS <= 256; HS += stride()) {
+    for (size_t HS = 256; HS >= 1; HS -= HS < stride() ? HS : stride()) {
         Case c = {1, 1, 1, 70, 70, HS, ATTENTION_CAUSAL, 0, HS % 2 ? SEPARATE : PACKED};
         check_flash_on_cuda(&c);
     }
@@ -871,6 +865,32 @@ static void test_cuda_repeats_and_no_keys(void **state) {
                 }
                 free_run(&r);
             }
+}
+
+/* More work than a GPU has multiprocessors, so that blocks which stay take a second item and a third:
+ * both passes, both widths of a tile, shared keys, queries that see no key. */
+static void test_cuda_many_items(void **state) {
+    (void)state;
+    if (no_gpu()) skip();
+    static const Case many[] = {
+        {6, 12, 12, 400, 400, 64, ATTENTION_CAUSAL, 0, PACKED},
+        {6, 12, 12, 400, 400, 128, ATTENTION_CAUSAL, 0, PACKED},
+        {8, 12, 6, 500, 333, 128, ATTENTION_CAUSAL, 0.1f, SEPARATE},
+        {9, 12, 4, 257, 500, 64, ATTENTION_FULL, 0, SEPARATE},
+    };
+    for (size_t i = 0; i < sizeof many / sizeof many[0]; i += stride()) {
+        check_flash_on_cuda(&many[i]);
+        Run r = new_run(&many[i]);
+        r.problem.deterministic = 1;
+        if (available(&r, TYPE_BF16, ATTENTION_FLASH_HOPPER)) {
+            Run x = run_like(&r, DEVICE_CUDA, TYPE_BF16, ATTENTION_FLASH_HOPPER);
+            Run y = run_like(&r, DEVICE_CUDA, TYPE_BF16, ATTENTION_FLASH_HOPPER);
+            assert_same_bits(&x, &y);
+            free_run(&x);
+            free_run(&y);
+        }
+        free_run(&r);
+    }
 }
 
 static void test_cuda_large_scores(void **state) {
@@ -916,10 +936,10 @@ int main(void) {
         cmocka_unit_test(test_cuda_every_length),
         cmocka_unit_test(test_cuda_every_head_size),
         cmocka_unit_test(test_cuda_repeats_and_no_keys),
+        cmocka_unit_test(test_cuda_many_items),
         cmocka_unit_test(test_cuda_large_scores),
     };
-    /* TEST_FILTER='*CUDA*' runs a part, as one needs under a slow checker. */
-    if (getenv("TEST_FILTER")) cmocka_set_test_filter(getenv("TEST_FILTER"));
+    choose_tests();
     int failures = cmocka_run_group_tests(tests, NULL, NULL);
     device_close(gpu);
     device_close(cpu);

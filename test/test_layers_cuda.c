@@ -18,6 +18,7 @@
 #include "runtime/convert.h"
 #include "runtime/error.h"
 #include "test/compare.h"
+#include "test/part.h"
 
 typedef enum { REFERENCE, FIRST, AGAIN, SIDES } Side;
 
@@ -752,7 +753,6 @@ int main(void) {
         IN_BOTH_TYPES(gelu),      IN_BOTH_TYPES(dropout),            IN_BOTH_TYPES(cross_entropy),
         IN_BOTH_TYPES(embedding), IN_BOTH_TYPES(adamw),              IN_BOTH_TYPES(sums),
     };
-    /* TEST_FILTER='*CUDA*' runs a part, as one needs under a slow checker. */
-    if (getenv("TEST_FILTER")) cmocka_set_test_filter(getenv("TEST_FILTER"));
+    choose_tests();
     return cmocka_run_group_tests_name("layers on CUDA", tests, open_devices, close_devices);
 }

@@ -18,6 +18,7 @@
 #include "runtime/random.h"
 #include "test/compare.h"
 #include "test/model.h"
+#include "test/part.h"
 #include "test/said.h"
 
 static Device *cpu, *gpu; /* gpu is NULL where there is none */
@@ -748,8 +749,7 @@ int main(void) {
         cmocka_unit_test(work_is_repeated),
         cmocka_unit_test(cuda_replays_work),
     };
-    /* TEST_FILTER='cuda_*' runs a part, as one needs under a slow checker. */
-    if (getenv("TEST_FILTER")) cmocka_set_test_filter(getenv("TEST_FILTER"));
+    choose_tests();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     device_close(gpu);
     device_close(cpu);

@@ -210,9 +210,9 @@ static void print_notes(Differences most, size_t i0, size_t queries, size_t step
     paragraph(
         "5. ",
         "\"K and V are read once.\" Once by each block of queries: this one read %zu blocks of "
-        "keys, and there are %zu like it. With the loops as in 2022, keys outside, K and V are "
+        "keys, and there are %zu such blocks%s. With the loops as in 2022, keys outside, K and V are "
         "read once, but O, m and l of every query go to memory and back at each block of keys.",
-        steps, blocks);
+        steps, blocks, causal ? ", the earlier of which read fewer" : "");
     if (causal)
         paragraph(
             "6. ",

@@ -8,8 +8,9 @@
  * queries, it goes through shared memory, and each warp takes 16 queries and half the columns.
  *
  * The price: dQ's bits depend on the order of the additions, and 4·HS bytes a query are added for
- * every 64 keys. So many small additions cost more than the two products that are saved, until
- * rung 6 makes them in bulk.
+ * every 64 keys. So many small additions cost more than the two products that are saved here;
+ * 128 keys a tile and additions to neighbours make them worth it (attention/flash_mma_backward.cu),
+ * and rung 6 makes them in bulk.
  *
  * What limits it: loads that are waited for; B operands fetched by 32- and 16-bit loads.
  *

@@ -11,7 +11,7 @@
  * dQ is added to memory by the copy engine (cp.reduce.async.bulk), a piece at a time, in the order
  * that the registers have, which the last pass undoes.
  *
- * What is left to the production file: the next tile's S under this one's dK; blocks that stay.
+ * What is left to the production file: the next tile's S behind this one's dQ; blocks that stay.
  *
  * Measured (NVIDIA H200, T=4096, causal, TFLOP/s): HS=128 432 (63%). */
 #include "dev/attention/backward.cuh"
