@@ -42,15 +42,16 @@ def measured(rows, device):
 def table(direction, files, rows, device):
     where = f"{device}, T={T}, {MASK}" if device else "not measured yet"
     ceilings = [row["ceiling_tflops"] for key, row in rows.items() if key[0] == direction]
+    sizes = [hs for hs in HEAD_SIZES if any(key[0] == direction and key[2] == hs for key in rows)]
     if ceilings:
         where += (f"; the ceiling is cuBLASLt's product of 8192³, {min(ceilings):.0f} to "
                   f"{max(ceilings):.0f} TFLOP/s in these runs")
     out = [f"{direction.capitalize()} ({where}):", "",
-           "| rung | | " + " | ".join(f"HS={hs}, TFLOP/s" for hs in HEAD_SIZES) + " |",
-           "|---|---" + "|---" * len(HEAD_SIZES) + "|"]
+           "| rung | | " + " | ".join(f"HS={hs}, TFLOP/s" for hs in sizes) + " |",
+           "|---|---" + "|---" * len(sizes) + "|"]
     for path in files:
         title = re.match(r"/\* Rung \d+: (.*?)(?: \(|\.$)", path.read_text(), re.M)[1]
-        cells = [rows.get((direction, path.stem, hs)) for hs in HEAD_SIZES]
+        cells = [rows.get((direction, path.stem, hs)) for hs in sizes]
         out.append(f"| [{path.stem}]({direction}/{path.name}) | {title} | " + " | ".join(
             f"{row['tflops']:.3g} ({share(row)})" if row else "" for row in cells) + " |")
     return out
