@@ -31,8 +31,11 @@ void error_fatal(const char *file, int line, const char *format, ...)
 }
 #endif
 
+/* Also for C sources of a build with CUDA, which include cuda_runtime.h themselves. */
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
+#endif
+#if defined(__CUDACC__) || defined(TILEGPT_CUDA)
 #define CUDA_CHECK(call)                                                                     \
     do {                                                                                     \
         cudaError_t status_ = (call);                                                        \

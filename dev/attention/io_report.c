@@ -158,13 +158,13 @@ static void print_launches(Pass *pass, const char *family) {
 
 static void print_kernels(Device *device) {
     int shared, processor_shared, registers, cache;
-    LAUNCHES_CHECK(
+    CUDA_CHECK(
         cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device->ordinal));
-    LAUNCHES_CHECK(cudaDeviceGetAttribute(
+    CUDA_CHECK(cudaDeviceGetAttribute(
         &processor_shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device->ordinal));
-    LAUNCHES_CHECK(cudaDeviceGetAttribute(&registers, cudaDevAttrMaxRegistersPerMultiprocessor,
+    CUDA_CHECK(cudaDeviceGetAttribute(&registers, cudaDevAttrMaxRegistersPerMultiprocessor,
                                           device->ordinal));
-    LAUNCHES_CHECK(cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, device->ordinal));
+    CUDA_CHECK(cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, device->ordinal));
     printf(
         "\nThe kernels on %s: shared memory %.0f KiB a block, %.0f KiB a multiprocessor;\n"
         "registers %.0f KiB a multiprocessor; L2 %.1f MB. B=%lld NH=%lld.\n\n",
@@ -223,10 +223,10 @@ static void measure_pass(Pass *pass) {
         all_heads * minimum, all_heads * algorithm_bytes(pass, launches, n),
         all_heads * io_product_operations(&shape) * (pass->backward ? 5 : 2));
     device_synchronize(pass->device);
-    LAUNCHES_CHECK(cudaProfilerStart());
+    CUDA_CHECK(cudaProfilerStart());
     if (pass_launch(pass, pass->device->stream)) measure_exit();
     device_synchronize(pass->device);
-    LAUNCHES_CHECK(cudaProfilerStop());
+    CUDA_CHECK(cudaProfilerStop());
 }
 
 static void run_families(Device *device) {

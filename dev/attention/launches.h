@@ -23,15 +23,6 @@ typedef struct {
     int resident;                         /* blocks of one multiprocessor at a time */
 } Launch;
 
-/* As in runtime/error.h, which gives it to CUDA sources only. */
-#define LAUNCHES_CHECK(call)                                                                 \
-    do {                                                                                     \
-        cudaError_t status_ = (call);                                                        \
-        if (status_ != cudaSuccess)                                                          \
-            error_fatal(__FILE__, __LINE__, "%s: %s (%s)", #call, cudaGetErrorName(status_), \
-                        cudaGetErrorString(status_));                                        \
-    } while (0)
-
 /* Of the C++ library, which programs with CUDA are linked to. */
 extern char *__cxa_demangle(const char *mangled, char *buffer, size_t *bytes, int *status);
 
@@ -102,26 +93,26 @@ static inline size_t launches_of(const char *(*work)(void *argument, void *strea
                                  Launch *launches, size_t most) {
     cudaStream_t stream;
     cudaGraph_t graph;
-    LAUNCHES_CHECK(cudaStreamCreate(&stream));
+    CUDA_CHECK(cudaStreamCreate(&stream));
     /* Relaxed: a library that allocates when first called may do so. */
-    LAUNCHES_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
     const char *wrong = work(argument, stream);
-    LAUNCHES_CHECK(cudaStreamEndCapture(stream, &graph));
+    CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
     size_t nodes = 0, kernels = 0;
-    LAUNCHES_CHECK(cudaGraphGetNodes(graph, NULL, &nodes));
+    CUDA_CHECK(cudaGraphGetNodes(graph, NULL, &nodes));
     cudaGraphNode_t *list = malloc((nodes ? nodes : 1) * sizeof *list);
     if (!list) error_fatal(__FILE__, __LINE__, "not enough host memory");
-    if (nodes) LAUNCHES_CHECK(cudaGraphGetNodes(graph, list, &nodes));
+    if (nodes) CUDA_CHECK(cudaGraphGetNodes(graph, list, &nodes));
     for (size_t i = 0; i < nodes && !wrong; i++) {
         enum cudaGraphNodeType type;
-        LAUNCHES_CHECK(cudaGraphNodeGetType(list[i], &type));
+        CUDA_CHECK(cudaGraphNodeGetType(list[i], &type));
         if (type != cudaGraphNodeTypeKernel) continue;
         if (kernels < most) launches_describe(&launches[kernels], list[i]);
         kernels++;
     }
     free(list);
-    LAUNCHES_CHECK(cudaGraphDestroy(graph));
-    LAUNCHES_CHECK(cudaStreamDestroy(stream));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    CUDA_CHECK(cudaStreamDestroy(stream));
     return kernels;
 }
 #endif
