@@ -148,7 +148,7 @@ static void print_launches(Pass *pass, const char *family) {
             continue;
         }
         const size_t kept = rows_of_block(l, pass->device);
-        char kept_text[16] = "-";
+        char kept_text[24] = "-";
         if (kept) snprintf(kept_text, sizeof kept_text, "%zu", kept);
         printf(" %8u %5s %7u %9.1f %9.1f %5d %6zu %6d\n", l->blocks * l->blocks_y, kept_text,
                l->threads, (double)l->static_shared / KIB, (double)l->dynamic_shared / KIB,
