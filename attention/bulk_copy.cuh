@@ -52,6 +52,13 @@ __device__ __forceinline__ void store_wait() {
     asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory");
 }
 
+/* `bytes` (a multiple of 16) from shared to global memory, both aligned to 16. */
+__device__ __forceinline__ void store_bytes(void *target, uint32_t source, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(target),
+                 "r"(source), "r"(bytes)
+                 : "memory");
+}
+
 /* `bytes` of floats (a multiple of 16) in shared memory are added to those at target, which is
  * aligned to 16; committed and waited for like a store. */
 __device__ __forceinline__ void add_bytes(float *target, uint32_t source, uint32_t bytes) {

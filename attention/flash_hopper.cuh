@@ -69,7 +69,8 @@ struct Ring {
 };
 
 /* Items of work, from a counter in global memory that starts at 0; each block starts with the item
- * of its own index. One thread publishes them, and each of the `takers` takes all. */
+ * of its own index, unless items wait for each other. One thread publishes them, and each of the
+ * `takers` takes all. */
 struct Items {
     Ring<2> ring;
     uint32_t numbers; /* shared address of two */
@@ -114,15 +115,6 @@ __device__ __forceinline__ void store_tile(Tile tile, const CUtensorMap *map, in
     store_commit();
 }
 
-/* The kernel that was launched to start under this one may start; until this one has ended and what
- * it wrote is seen, that one waits (PTX ISA, "griddepcontrol"). */
-__device__ __forceinline__ void allow_next_kernel() {
-    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
-}
-__device__ __forceinline__ void wait_for_last_kernel() {
-    asm volatile("griddepcontrol.wait;\n" ::: "memory");
-}
-
 /* The map of a (B,T,heads,HS) view whose rows are aligned to 16 bytes, for boxes of `rows` rows
  * and 64 columns. */
 CUtensorMap flash_hopper_map(AttentionView view, size_t B, size_t T, size_t heads, size_t HS,
@@ -147,28 +139,36 @@ inline void dispatch(size_t HS, bool dropout, const Run &run) {
     return dropout ? run.template with<128, true>() : run.template with<128, false>();
 }
 
+/* When all before in the stream has ended, or as soon as the last kernel allows. */
 enum Start { AFTER_STREAM, UNDER_LAST_KERNEL };
 
-/* Launches so many blocks of a persistent kernel as there is work for, at most one on each
- * multiprocessor: when all before in the stream has ended, or as soon as the last kernel allows. */
+template <class... Parameters, class... Arguments>
+inline void launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+                   size_t shared_bytes, Start start, cudaStream_t stream,
+                   const Arguments &...arguments) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = start == UNDER_LAST_KERNEL;
+    cudaLaunchConfig_t launch = {};
+    launch.gridDim = blocks;
+    launch.blockDim = threads;
+    launch.dynamicSmemBytes = shared_bytes;
+    launch.stream = stream;
+    launch.attrs = &attribute, launch.numAttrs = 1;
+    CUDA_CHECK(cudaLaunchKernelEx(&launch, kernel, arguments...));
+}
+
+/* Under the last kernel, so many blocks of a persistent one as there is work for, at most one on
+ * each multiprocessor. */
 template <class Tiles, class Call>
-inline void launch_persistent(void (*kernel)(const Call), const Call &call, Start start,
-                              cudaStream_t stream) {
+inline void launch_persistent(void (*kernel)(const Call), const Call &call, cudaStream_t stream) {
     int device, multiprocessors;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     (int)Tiles::SHARED_BYTES));
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = start == UNDER_LAST_KERNEL;
-    cudaLaunchConfig_t launch = {};
-    launch.gridDim = min(call.items, (unsigned)multiprocessors);
-    launch.blockDim = Tiles::THREADS;
-    launch.dynamicSmemBytes = Tiles::SHARED_BYTES;
-    launch.stream = stream;
-    launch.attrs = &attribute, launch.numAttrs = 1;
-    CUDA_CHECK(cudaLaunchKernelEx(&launch, kernel, call));
+    launch(kernel, min(call.items, (unsigned)multiprocessors), Tiles::THREADS, Tiles::SHARED_BYTES,
+           UNDER_LAST_KERNEL, stream, call);
 }
 
 #endif

@@ -54,28 +54,46 @@ struct BackwardCall {
     CUtensorMap q, k, v, dout, dk, dv;
     FlashProblem p;
     float *dq_sum; /* (B·NH·rows/QUERIES,CONSUMERS) chunks, each in the order of the accumulators */
-    unsigned *turns; /* of each chunk, how many have been added; NULL if the order is free */
+    unsigned *parts; /* of each chunk, from 0 on: see wait_for_turn and wait_for_first */
     unsigned *next;  /* item */
+    bool in_turns;   /* the parts of a chunk are added in a fixed order */
     unsigned tiles, items, section;
     int group; /* query heads that share a key/value head */
 };
 
-/* Additions to a chunk of dQ in order of the turns, which makes the sum the same each time. */
-__device__ __forceinline__ void wait_for_turn(const unsigned *turns, unsigned turn) {
+/* Until this count in global memory is `value`: then what was complete before it was counted is
+ * seen by this thread's bulk copies. */
+__device__ __forceinline__ void wait_until(const unsigned *count, unsigned value) {
     unsigned now;
     do
-        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n" : "=r"(now) : "l"(turns) : "memory");
-    while (now != turn);
+        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n" : "=r"(now) : "l"(count) : "memory");
+    while (now != value);
     fence_async_global();
 }
-__device__ __forceinline__ void end_turn(unsigned *turns) {
+
+/* The first part of a chunk of dQ is stored and the others are added to it, so that memory need not
+ * be zero before. Both of these wait as long as they must, and say whether this part is the first.
+ * In turns it is the turn-th, and `parts` counts those that are complete. */
+__device__ __forceinline__ bool wait_for_turn(const unsigned *parts, unsigned turn) {
+    wait_until(parts, turn);
+    return turn == 0;
+}
+/* Else whoever comes first makes `parts` 1, and 2 when its part is complete. */
+__device__ __forceinline__ bool wait_for_first(unsigned *parts) {
+    if (atomicCAS(parts, 0, 1) == 0)
+        return true;
+    wait_until(parts, 2);
+    return false;
+}
+/* This thread's part is complete: counts it. */
+__device__ __forceinline__ void count_part(unsigned *parts) {
     store_wait();
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;\n" ::"l"(turns) : "memory");
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;\n" ::"l"(parts) : "memory");
 }
 
 /* Of an item: its keys, and the tiles of queries that see any of them. */
 struct Work {
-    int b, kv, j0, first, end;
+    int b, kv, j0, first;
 };
 
 /* What the roles of a block share: the call, and places in shared memory. */
@@ -136,10 +154,10 @@ struct BackwardBlock {
     __device__ __forceinline__ Work work_of(unsigned item) const {
         const FlashProblem &p = call.p;
         const Place place = find_place(item, call.tiles, p.B, p.NKV, call.section);
-        const int tile = call.turns ? (int)call.tiles - 1 - place.tile : place.tile;
+        const int tile = call.in_turns ? (int)call.tiles - 1 - place.tile : place.tile;
         const int j0 = tile * Tiles::KEYS;
         const int first = max(0, j0 - p.mask.diagonal) / Tiles::QUERIES * Tiles::QUERIES;
-        return {place.b, place.h, j0, first, max(first, p.TQ)};
+        return {place.b, place.h, j0, first};
     }
     /* Of a query head's rows in the statistics and in dQ's sum, the first. */
     __device__ __forceinline__ size_t head_row(const Work &work, int h) const {
@@ -151,8 +169,19 @@ struct BackwardBlock {
 #pragma unroll 1
         for (int h = work.kv * call.group; h < (work.kv + 1) * call.group; h++)
 #pragma unroll 1
-            for (int i0 = work.first; i0 < work.end; i0 += Tiles::QUERIES)
+            for (int i0 = work.first; i0 < call.p.TQ; i0 += Tiles::QUERIES)
                 visit(h, i0);
+    }
+    /* A tile of queries, and of `statistics` the number of each, to the next places of a ring. */
+    __device__ __forceinline__ void load_queries(Ring<STAGES> ring, unsigned use, Queries tile,
+                                                 const CUtensorMap &map, uint32_t numbers,
+                                                 const float *statistics, const Work &work, int h,
+                                                 int i0) const {
+        const Barrier full = ring.full(use);
+        ring.wait_empty(use);
+        full.arrive_expecting(Queries::BYTES + Tiles::ROW_BYTES);
+        copy_tile(tile, &map, full, i0, h, work.b);
+        copy_bytes(numbers, statistics + head_row(work, h) + i0, Tiles::ROW_BYTES, full);
     }
 };
 
@@ -161,21 +190,20 @@ template <int D>
 __device__ __forceinline__ void load_keys_and_queries(const BackwardBlock<D> &block) {
     using Tiles = BackwardTiles<D>;
     using Keys = typename Tiles::Keys;
-    using Queries = typename Tiles::Queries;
     const BackwardCall &call = block.call;
     const auto kv_ring = block.kv_ring();
-    const auto q_ring = block.q_ring();
     prefetch_map(&call.q);
     prefetch_map(&call.k);
     prefetch_map(&call.v);
-    unsigned loaded = 0, item = blockIdx.x;
+    wait_for_last_kernel(); /* all other roles begin with what this thread publishes */
+    /* Items that wait for each other's additions are taken from the counter as they start: one
+     * taken ahead, or kept for a block that has not begun, would hold up the others. */
+    unsigned loaded = 0, item = call.in_turns ? atomicAdd(call.next, 1) : blockIdx.x;
     for (unsigned use = 0;; use++) {
         block.items().publish(use, item);
         if (item >= call.items)
             break;
-        /* Long on its way. An item taken ahead of its time would hold up those that wait for its
-         * additions. */
-        int ticket = call.turns ? 0 : atomicAdd(call.next, 1);
+        const int ticket = call.in_turns ? 0 : atomicAdd(call.next, 1); /* long on its way */
         const Work work = block.work_of(item);
         const Barrier kv_full = kv_ring.full(use);
         kv_ring.wait_empty(use);
@@ -183,39 +211,26 @@ __device__ __forceinline__ void load_keys_and_queries(const BackwardBlock<D> &bl
         copy_tile(block.k_tile(), &call.k, kv_full, work.j0, work.kv, work.b);
         copy_tile(block.v_tile(), &call.v, kv_full, work.j0, work.kv, work.b);
         block.for_queries(work, [&](int h, int i0) {
-            const unsigned place = loaded++;
-            const Barrier full = q_ring.full(place);
-            q_ring.wait_empty(place);
-            full.arrive_expecting(Queries::BYTES + Tiles::ROW_BYTES);
-            copy_tile(block.q_tile(place), &call.q, full, i0, h, work.b);
-            copy_bytes(block.lse2(place), call.p.lse2 + block.head_row(work, h) + i0,
-                       Tiles::ROW_BYTES, full);
+            block.load_queries(block.q_ring(), loaded, block.q_tile(loaded), call.q,
+                               block.lse2(loaded), call.p.lse2, work, h, i0);
+            loaded++;
         });
-        if (call.turns)
-            ticket = atomicAdd(call.next, 1);
-        item = gridDim.x + opaque(ticket);
+        item = call.in_turns ? atomicAdd(call.next, 1) : gridDim.x + opaque(ticket);
     }
 }
 
 /* The second: dO and D. */
 template <int D>
 __device__ __forceinline__ void load_output_gradients(const BackwardBlock<D> &block) {
-    using Tiles = BackwardTiles<D>;
-    using Queries = typename Tiles::Queries;
     const BackwardCall &call = block.call;
-    const auto dout_ring = block.dout_ring();
     prefetch_map(&call.dout);
     unsigned loaded = 0, item;
     for (unsigned use = 0; (item = block.items().take(use)) < call.items; use++) {
         const Work work = block.work_of(item);
         block.for_queries(work, [&](int h, int i0) {
-            const unsigned place = loaded++;
-            const Barrier full = dout_ring.full(place);
-            dout_ring.wait_empty(place);
-            full.arrive_expecting(Queries::BYTES + Tiles::ROW_BYTES);
-            copy_tile(block.dout_tile(place), &call.dout, full, i0, h, work.b);
-            copy_bytes(block.delta(place), call.p.delta + block.head_row(work, h) + i0,
-                       Tiles::ROW_BYTES, full);
+            block.load_queries(block.dout_ring(), loaded, block.dout_tile(loaded), call.dout,
+                               block.delta(loaded), call.p.delta, work, h, i0);
+            loaded++;
         });
     }
 }
@@ -235,15 +250,19 @@ __device__ __forceinline__ void store_results(const BackwardBlock<D> &block, int
             const size_t chunk = tile * Tiles::CONSUMERS + w;
             const unsigned turn =
                 (keys_seen(call.p, i0 + Tiles::QUERIES) - 1) / Tiles::KEYS - work.j0 / Tiles::KEYS;
-            if (call.turns)
-                wait_for_turn(call.turns + chunk, turn);
+            unsigned *parts = call.parts + chunk;
+            const bool first = call.in_turns ? wait_for_turn(parts, turn) : wait_for_first(parts);
+            float *sum = call.dq_sum + chunk * CHUNK;
             block.result_ring(w).wait_full(stored);
-            add_bytes(call.dq_sum + chunk * CHUNK, source, CHUNK * sizeof(float));
+            if (first)
+                store_bytes(sum, source, CHUNK * sizeof(float));
+            else
+                add_bytes(sum, source, CHUNK * sizeof(float));
             store_commit();
             store_wait_read();
             block.result_ring(w).empty(stored++).arrive();
-            if (call.turns)
-                end_turn(call.turns + chunk);
+            if (first || call.in_turns)
+                count_part(parts);
         });
         const int row = work.j0 + 64 * w;
         block.result_ring(w).wait_full(stored);
@@ -360,13 +379,13 @@ __device__ __forceinline__ void consume(const BackwardBlock<D> &block) {
     unsigned used = 0, stored = 0, item;
     for (unsigned use = 0; (item = uniform(items.take(use))) < call.items; use++) {
         const Work work = block.work_of(item);
-        const int steps = (work.end - work.first + QUERIES - 1) / QUERIES * call.group;
+        const int steps = (p.TQ - work.first + QUERIES - 1) / QUERIES * call.group;
         float dk[1][D / 8][4], dv[1][D / 8][4];
         clear(dk);
         clear(dv);
         kv_ring.wait_full(use);
         float scores[1][QUERIES / 8][4];
-        if (steps > 0) {
+        if (steps > 0) { /* always; it saves the loop some moves of descriptors */
             q_ring.wait_full(used);
             wgmma_fence();
             self.start_scores(scores, used);
@@ -447,8 +466,7 @@ __device__ __forceinline__ void consume(const BackwardBlock<D> &block) {
             if (i0 >= p.TQ)
                 i0 = work.first, h++;
         }
-        if (steps > 0)
-            self.hand_over(stored);
+        self.hand_over(stored);
         kv_ring.release(use);
         self.put_dk_dv(dk, dv, p.scale, DROPOUT ? p.dropout.scale : 1.0f, stored);
         self.hand_over(stored);
@@ -465,6 +483,7 @@ __global__ void __launch_bounds__(BackwardTiles<D>::THREADS, 1)
     if (threadIdx.x == 0)
         block.init();
     __syncthreads();
+    allow_next_kernel();
 
     if (threadIdx.x < WARPGROUP) {
         release_registers<24>();
@@ -482,7 +501,8 @@ __global__ void __launch_bounds__(BackwardTiles<D>::THREADS, 1)
     }
 }
 
-/* dQ = scale · its sum, one chunk a block: out of the order of the accumulators. */
+/* dQ = scale · its sum, one chunk a block: out of the order of the accumulators. A chunk whose
+ * queries see no key was never stored, and is 0. */
 template <int D>
 __global__ void __launch_bounds__(WARPGROUP)
     query_gradient_kernel(const FlashProblem p, const float *dq_sum) {
@@ -491,18 +511,21 @@ __global__ void __launch_bounds__(WARPGROUP)
     constexpr int QUERIES = BackwardShape<D>::QUERIES, CHUNKS = QUERIES * D / CHUNK;
     __shared__ __align__(1024) unsigned char shared[2 * CHUNK];
     const Blocks<64, 64> tile = {shared_address(shared)};
-    const size_t index = blockIdx.x / CHUNKS;
-    const int part = blockIdx.x % CHUNKS, tiles = p.rows / QUERIES;
+    const unsigned chunk = gridDim.x - 1 - blockIdx.x; /* the last sums are still in the L2 */
+    const size_t index = chunk / CHUNKS;
+    const int part = chunk % CHUNKS, tiles = p.rows / QUERIES;
     const int i0 = (int)(index % tiles) * QUERIES + (D == 64 ? 64 * part : 0);
     const int column0 = D == 64 ? 0 : 64 * part;
     const int bh = (int)(index / tiles), thread = threadIdx.x;
     if (i0 >= p.TQ)
         return;
-    const float4 *sum = (const float4 *)(dq_sum + (size_t)blockIdx.x * CHUNK);
+    wait_for_last_kernel();
+    const float4 *sum = (const float4 *)(dq_sum + (size_t)chunk * CHUNK);
+    const bool stored = keys_seen(p, (i0 / QUERIES + 1) * QUERIES) > 0;
     float dq[1][8][4];
 #pragma unroll
     for (int n = 0; n < 8; n++) {
-        const float4 x = sum[n * WARPGROUP + thread];
+        const float4 x = stored ? sum[n * WARPGROUP + thread] : make_float4(0, 0, 0, 0);
         dq[0][n][0] = x.x * p.scale, dq[0][n][1] = x.y * p.scale;
         dq[0][n][2] = x.z * p.scale, dq[0][n][3] = x.w * p.scale;
     }
@@ -518,22 +541,23 @@ __global__ void __launch_bounds__(WARPGROUP)
     }
 }
 
-/* Places in the workspace, in elements of 4 bytes: lse2, delta, dq_sum, and then what starts at 0
- * beside it, the counter and the turns. */
+/* Places in the workspace, in elements of 4 bytes: lse2, delta, dq_sum, and then what starts at 0:
+ * the counter of items and those of the parts of dQ. */
 struct Workspace {
-    size_t rows, dq_sum, turns;
+    size_t rows, dq_sum, counters;
 
     explicit Workspace(const Attention *problem) {
         rows = problem->B * problem->NH * divide_up(problem->TQ, ROW_PADDING) * ROW_PADDING;
         dq_sum = rows * tile_width(problem->HS);
-        turns = problem->deterministic ? dq_sum / CHUNK : 0;
+        counters = 1 + dq_sum / CHUNK;
     }
-    size_t bytes() const { return (2 * rows + dq_sum + 1 + turns) * 4; }
+    size_t bytes() const { return (2 * rows + dq_sum + counters) * 4; }
 };
 
 struct RunBackward {
     const FlashProblem &p;
     const Workspace &sizes;
+    bool in_turns;
     cudaStream_t stream;
 
     template <int D, bool DROPOUT>
@@ -543,7 +567,8 @@ struct RunBackward {
         call.p = p;
         call.dq_sum = p.delta + sizes.rows;
         call.next = (unsigned *)(call.dq_sum + sizes.dq_sum);
-        call.turns = sizes.turns ? call.next + 1 : NULL;
+        call.parts = call.next + 1;
+        call.in_turns = in_turns;
         call.q = query_map(p, p.q, Tiles::QUERIES);
         call.dout = query_map(p, p.dout, Tiles::QUERIES);
         call.k = key_map(p, p.k, Tiles::KEYS);
@@ -555,14 +580,13 @@ struct RunBackward {
         call.items = call.tiles * p.B * p.NKV;
         /* In turns, the tiles of one head wait for each other: many heads at a time. */
         const size_t streamed = (size_t)p.TQ * call.group;
-        call.section = call.turns ? heads_that_fit(&p, streamed, p.NKV)
-                                  : heads_per_section(&p, streamed, p.NKV);
+        call.section = in_turns ? heads_that_fit(&p, streamed, p.NKV)
+                                : heads_per_section(&p, streamed, p.NKV);
 
-        flash_statistics(p, call.dq_sum, D, call.next, 1 + sizes.turns, stream);
-        launch_persistent<Tiles>(backward_kernel<D, DROPOUT>, call, AFTER_STREAM, stream);
-        query_gradient_kernel<D><<<(unsigned)(sizes.dq_sum / CHUNK), WARPGROUP, 0, stream>>>(
-            p, call.dq_sum);
-        CUDA_CHECK(cudaGetLastError());
+        flash_statistics(p, NULL, 0, call.next, sizes.counters, stream);
+        launch_persistent<Tiles>(backward_kernel<D, DROPOUT>, call, stream);
+        launch(query_gradient_kernel<D>, (unsigned)(sizes.dq_sum / CHUNK), WARPGROUP, 0,
+               UNDER_LAST_KERNEL, stream, p, call.dq_sum);
     }
 };
 
@@ -582,5 +606,6 @@ extern "C" void flash_hopper_backward(const Attention *problem, const AttentionT
         return flash_mma_backward(problem, tensors, gradients, workspace, stream);
     const Workspace sizes(problem);
     p.lse2 = (float *)workspace, p.delta = p.lse2 + sizes.rows;
-    dispatch(p.HS, p.dropout.threshold > 0, RunBackward{p, sizes, (cudaStream_t)stream});
+    dispatch(p.HS, p.dropout.threshold > 0,
+             RunBackward{p, sizes, problem->deterministic != 0, (cudaStream_t)stream});
 }

@@ -253,8 +253,9 @@ __global__ void __launch_bounds__(KeyTiles<TOGETHER, D>::THREADS)
     if (!KERNELS_EXIST)
         return;
     __shared__ __align__(128) unsigned char shared[KeyTiles<TOGETHER, D>::THREADS / 32 * WARP_BYTES];
-    const int tiles = p.rows / QUERIES, i0 = blockIdx.x % tiles * QUERIES;
-    const int bh = blockIdx.x / tiles, b = bh / p.NH, h = bh % p.NH;
+    const unsigned block = gridDim.x - 1 - blockIdx.x; /* the last sums are still in the L2 */
+    const int tiles = p.rows / QUERIES, i0 = block % tiles * QUERIES;
+    const int bh = block / tiles, b = bh / p.NH, h = bh % p.NH;
     const Part part(p, b, h, i0);
     float dq[Part::M][Part::N][4], factor[Part::M][2];
     Part::visit(dq, [&](float &x, int place) { x = dq_sum[part.place + place]; });

@@ -44,6 +44,19 @@ __device__ __forceinline__ int keys_seen(const FlashProblem &p, int end) {
     return min(p.mask.TK, max(0, min(p.TQ, end) + p.mask.diagonal));
 }
 
+/* The kernel that was launched to start under this one may start; until this one has ended and what
+ * it wrote is seen, that one waits (PTX ISA, "griddepcontrol"). Older GPUs start it afterwards. */
+__device__ __forceinline__ void allow_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_last_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+
 /* Which tile of which head is the item-th to be worked on. Heads are taken in sections whose
  * streamed tensors (K and V, or Q and dO) stay in the L2 together; within a section all first tiles
  * come first, so that where the mask makes tiles unequal the longest start first and the short ones
@@ -76,8 +89,17 @@ inline unsigned heads_per_section(const FlashProblem *p, size_t T, int heads) {
     return p->mask.diagonal == MAX_LENGTH ? 1 : heads_that_fit(p, T, heads);
 }
 
-inline bool view_aligned(const AttentionView *view) {
-    return ((size_t)view->data | 2 * view->batch | 2 * view->token | 2 * view->head) % 16 == 0;
+/* Whether every row starts at a multiple of 16 bytes; an axis of one element has any stride. */
+inline bool view_aligned(const AttentionView &view, size_t B, size_t T, size_t heads) {
+    const size_t strides = (B > 1 ? view.batch : 0) | (T > 1 ? view.token : 0) |
+                           (heads > 1 ? view.head : 0);
+    return ((size_t)view.data | 2 * strides) % 16 == 0;
+}
+inline bool queries_aligned(const FlashProblem &p, const AttentionView &view) {
+    return view_aligned(view, p.B, p.TQ, p.NH);
+}
+inline bool keys_aligned(const FlashProblem &p, const AttentionView &view) {
+    return view_aligned(view, p.B, p.mask.TK, p.NKV);
 }
 
 inline FlashProblem describe(const Attention *problem, const AttentionTensors *tensors) {
@@ -93,8 +115,8 @@ inline FlashProblem describe(const Attention *problem, const AttentionTensors *t
     p.dropout.threshold = dropout_threshold(problem->dropout.probability);
     p.dropout.scale = dropout_scale(problem->dropout.probability);
     p.scale = problem->scale, p.scale_log2 = problem->scale * LOG2E;
-    p.aligned =
-        view_aligned(&p.q) && view_aligned(&p.k) && view_aligned(&p.v) && view_aligned(&p.o);
+    p.aligned = queries_aligned(p, p.q) && keys_aligned(p, p.k) && keys_aligned(p, p.v) &&
+                queries_aligned(p, p.o);
     return p;
 }
 
@@ -102,8 +124,8 @@ inline FlashProblem describe(const Attention *problem, const AttentionTensors *t
                              const AttentionGradients *gradients) {
     FlashProblem p = describe(problem, tensors);
     p.dout = gradients->dout, p.dq = gradients->dq, p.dk = gradients->dk, p.dv = gradients->dv;
-    p.aligned = p.aligned && view_aligned(&p.dout) && view_aligned(&p.dq) && view_aligned(&p.dk) &&
-                view_aligned(&p.dv);
+    p.aligned = p.aligned && queries_aligned(p, p.dout) && queries_aligned(p, p.dq) &&
+                keys_aligned(p, p.dk) && keys_aligned(p, p.dv);
     return p;
 }
 

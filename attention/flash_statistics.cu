@@ -27,7 +27,9 @@ enum {
 __global__ void __launch_bounds__(THREADS)
     statistics_kernel(const FlashProblem p, float *zeros, int columns, unsigned *counters,
                       size_t count) {
-    const size_t index = (size_t)blockIdx.x * ROWS + threadIdx.x / LANES;
+    allow_next_kernel();
+    /* The first heads last: the next kernel begins with them, and finds them in the L2. */
+    const size_t index = (size_t)(gridDim.x - 1 - blockIdx.x) * ROWS + threadIdx.x / LANES;
     for (size_t c = (size_t)blockIdx.x * THREADS + threadIdx.x; c < count;
          c += (size_t)gridDim.x * THREADS)
         counters[c] = 0;

@@ -45,6 +45,8 @@ const Case cases[] = {
     {1, 2, 2, 150, 150, 32, ATTENTION_FULL, 0.5f, HEADS_FIRST},
     {1, 4, 2, 37, 201, 128, ATTENTION_CAUSAL, 0.2f, GAPS},
     {1, 2, 1, 131, 70, 40, ATTENTION_CAUSAL, 0.2f, SEPARATE},
+    {2, 4, 2, 70, 133, 64, ATTENTION_CAUSAL, 0, EXPANDED},
+    {2, 2, 2, 150, 150, 128, ATTENTION_FULL, 0.1f, EXPANDED},
 };
 const size_t case_count = sizeof cases / sizeof cases[0];
 
@@ -84,8 +86,12 @@ Run new_run(const Case *c) {
     const size_t out[OUTPUTS] = {queries, c->B * c->NH * c->TQ, queries, keys, keys};
     for (int i = 0; i < INPUTS; i++) {
         r.in[i] = doubles(r.in_size[i] = in[i]);
-        for (size_t j = 0; j < in[i]; j++)
-            r.in[i][j] = (philox(7, (uint32_t)j, (uint32_t)i, 0, 2).word[0] % 256 - 128.0) / 64;
+        for (size_t j = 0; j < in[i]; j++) {
+            const bool expanded = c->layout == EXPANDED && (i == K || i == V);
+            const size_t t = j / c->HS / c->NKV % c->TK;
+            const size_t same = expanded ? t * c->HS + j % c->HS : j;
+            r.in[i][j] = (philox(7, (uint32_t)same, (uint32_t)i, 0, 2).word[0] % 256 - 128.0) / 64;
+        }
     }
     for (int i = 0; i < OUTPUTS; i++) r.out[i] = doubles(r.out_size[i] = out[i]);
     return r;
@@ -122,7 +128,8 @@ static AttentionView place(const Attention *p, Layout layout, int which, size_t 
                 break;
             }
             /* fall through */
-        case SEPARATE: view = attention_view(NULL, T, heads, HS); break;
+        case SEPARATE:
+        case EXPANDED: view = attention_view(NULL, T, heads, HS); break;
         case HEADS_FIRST:
             view = (AttentionView){.batch = heads * T * HS, .token = HS, .head = T * HS};
             break;
@@ -221,6 +228,9 @@ void run(Run *r, Passes passes) {
     ((AttentionView){memory + first[i] * element, views[i].batch, views[i].token, views[i].head})
     AttentionTensors tensors = {VIEW(in, Q), VIEW(in, K), VIEW(in, V), VIEW(out, DOUT),
                                 lse + GUARD};
+    const bool reference = p->family == ATTENTION_NAIVE && p->type == TYPE_F64;
+    if (r->layout == EXPANDED && !reference)
+        tensors.k.batch = tensors.k.head = tensors.v.batch = tensors.v.head = 0;
     AttentionGradients gradients = {VIEW(in, DOUT), VIEW(out, Q), VIEW(out, K), VIEW(out, V)};
 #undef VIEW
     for (int pass = FORWARD; pass <= (int)passes; pass++) {

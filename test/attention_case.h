@@ -14,7 +14,9 @@
 enum { Q, K, V, DOUT, INPUTS };
 enum { O, LSE, DQ, DK, DV, OUTPUTS };
 
-typedef enum { PACKED, SEPARATE, HEADS_FIRST, GAPS, LAYOUTS } Layout;
+/* EXPANDED: as SEPARATE, but all heads of all sequences read the first one's K and V, by strides of
+ * 0. new_run makes them equal, and naive in double, the reference, reads each where it is. */
+typedef enum { PACKED, SEPARATE, HEADS_FIRST, GAPS, EXPANDED } Layout;
 
 typedef struct {
     size_t B, NH, NKV, TQ, TK, HS;

@@ -105,7 +105,7 @@ static void test_layouts_agree(void **state) {
         Run packed = new_run(&c);
         packed.problem.family = (AttentionFamily)family;
         run(&packed, FORWARD_AND_BACKWARD);
-        for (int layout = SEPARATE; layout < LAYOUTS; layout++) {
+        for (int layout = SEPARATE; layout <= GAPS; layout++) {
             Run other = packed;
             other.layout = (Layout)layout;
             Run result = run_like(&other, DEVICE_CPU, TYPE_F64, (AttentionFamily)family);

@@ -1,18 +1,20 @@
 /* Rung 10: blocks that stay, with equal shares of work.
  *
- * The change: one block for each multiprocessor, which works through a list of items, an item
- * being 128 queries of a head. The producer loads the next item's Q, K and V while the consumers
- * still finish this one, and the output leaves through shared memory by a bulk copy of its own, so
- * the tensor cores see no beginning and no end between items.
+ * The change: one block for each multiprocessor, which works through items, an item being 128
+ * queries of a head. The producer loads the next item's Q, K and V while the consumers still finish
+ * this one, and the output leaves through shared memory by a bulk copy of its own, so the tensor
+ * cores see no beginning and no end between items.
  *
  * Under a causal mask items are unequal. They are taken longest first, heads in sections whose K
- * and V fit the L2 together (find_place), and dealt back and forth: block x of G gets items x,
- * 2G-1-x, 2G+x, …, so that whoever got the longer in one round gets the shorter in the next.
+ * and V fit the L2 together (find_place), each by the block that is free first: the number comes
+ * from a counter in global memory, asked for when the item before begins, and a ring hands it from
+ * the producer to the consumers (Items). Dealt by a fixed rule instead, back and forth, the same
+ * blocks got the longer items wherever a section's tiles and a round's blocks were out of step, and
+ * lost more than the overlap gains.
  *
- * That rule loses more than the overlap gains: where a section's tiles and a round's blocks are
- * out of step, the same blocks get the longer items each time. The production file takes items
- * from a counter instead; besides, it has three consumers at head size 64, and Q in registers at
- * 128.
+ * What limits it: of shared memory's traffic, Q read again for every tile of keys, which the
+ * production file holds in registers at head size 128; and at 64 the exponentials, for which it has
+ * a third consumer.
  *
  * Measured (NVIDIA H200, T=4096, causal, TFLOP/s): HS=128 400 (58%). */
 #include "dev/attention/hopper_rungs.cuh"
@@ -27,44 +29,50 @@ struct Item {
 
 template <int HS>
 __global__ void __launch_bounds__(BLOCK, 1)
-    forward_kernel(const __grid_constant__ ForwardCall call, unsigned section) {
+    forward_kernel(const __grid_constant__ ForwardCall call, unsigned section, unsigned count) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) unsigned char memory[];
     const Blocks<QUERIES, HS> out_tile = {shared_address(memory)};
     const ForwardPlaces<HS> at = {out_tile.base + out_tile.BYTES};
     const auto q_ring = at.q_ring();
     const auto k_ring = at.k_ring(), v_ring = at.v_ring();
+    const Items items = {{at.base + at.BYTES}, at.base + at.BYTES + Ring<2>::BYTES};
     const Problem &p = call.p;
-    Item item;
-    const auto find_item = [&](unsigned round) { /* false after the block's last */
-        const unsigned G = gridDim.x, x = round % 2 ? G - 1 - blockIdx.x : blockIdx.x;
-        const unsigned number = round * G + x, query_tiles = count_tiles(p.T, QUERIES);
-        if (number >= query_tiles * p.B * p.NH)
-            return false;
+    const auto find_item = [&](unsigned number) -> Item {
+        const unsigned query_tiles = count_tiles(p.T, QUERIES);
         const Place place = find_place(number, query_tiles, p.B, p.NH, section);
         const int i0 = (int)(query_tiles - 1 - place.tile) * QUERIES;
         const int keys = p.causal ? min(p.T, i0 + QUERIES) : p.T;
-        item = {i0, place.b, place.h, count_tiles(keys, KEYS)};
-        return true;
+        return {i0, place.b, place.h, count_tiles(keys, KEYS)};
     };
     unsigned use = 0; /* K and V tiles so far: the rings go on from item to item */
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
+        items.init(CONSUMERS * WARPGROUP);
         at.init();
+    }
     __syncthreads();
 
     if (threadIdx.x < WARPGROUP) { /* the producer */
         release_registers<24>();
         if (threadIdx.x > 0)
             return;
-        for (unsigned round = 0; find_item(round); round++) {
+        unsigned number = blockIdx.x;
+        for (unsigned round = 0;; round++) {
+            items.publish(round, number);
+            if (number >= count)
+                break;
+            const int ticket = (int)atomicAdd((unsigned *)p.workspace, 1);
+            const Item item = find_item(number);
             q_ring.wait_empty(round);
             load(at.q_tile(), call.q, q_ring.full(round), item.i0, item.h, item.b);
+#pragma unroll 1 /* 24 registers */
             for (int j = 0; j < item.tiles; j++, use++) {
                 k_ring.wait_empty(use);
                 load(at.k_tile(use), call.k, k_ring.full(use), j * KEYS, item.h, item.b);
                 v_ring.wait_empty(use);
                 load(at.v_tile(use), call.v, v_ring.full(use), j * KEYS, item.h, item.b);
             }
+            number = gridDim.x + opaque(ticket); /* not waited for before */
         }
     } else {
         acquire_registers<240>();
@@ -74,7 +82,9 @@ __global__ void __launch_bounds__(BLOCK, 1)
         float scores[1][KEYS / 8][4], correction[1][2];
         Fragments<1, KEYS / 16> probabilities;
         if (group == 1) barrier_arrive(next_turn, 2 * WARPGROUP);
-        for (unsigned round = 0; find_item(round); round++) {
+        unsigned number;
+        for (unsigned round = 0; (number = uniform(items.take(round))) < count; round++) {
+            const Item item = find_item(number);
             OnlineSoftmax<1> softmax;
             float out[1][HS / 8][4];
             clear(out);
@@ -136,15 +146,18 @@ template <int HS>
 void launch(const Problem &p, cudaStream_t stream) {
     const size_t head_bytes = (size_t)p.T * HS * 4, heads = (size_t)p.B * p.NH;
     const unsigned section = (unsigned)max((size_t)1, min(SECTION_BYTES / head_bytes, heads));
-    const unsigned items = (unsigned)(count_tiles(p.T, QUERIES) * heads);
+    const unsigned count = (unsigned)(count_tiles(p.T, QUERIES) * heads);
     int device, multiprocessors;
     CUDA_CHECK(cudaGetDevice(&device));
     CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-    launch_kernel(forward_kernel<HS>, min(items, (unsigned)multiprocessors), BLOCK,
-                  Blocks<QUERIES, HS>::BYTES + ForwardPlaces<HS>::BYTES, stream, forward_call(p),
-                  section);
+    CUDA_CHECK(cudaMemsetAsync(p.workspace, 0, sizeof(unsigned), stream)); /* the counter */
+    launch_kernel(forward_kernel<HS>, min(count, (unsigned)multiprocessors), BLOCK,
+                  Blocks<QUERIES, HS>::BYTES + ForwardPlaces<HS>::BYTES + Items::BYTES, stream,
+                  forward_call(p), section, count);
 }
 
 } // namespace
 
-const Rung forward_10 = {"10_persistent", NEEDS_WGMMA, NULL, NULL, BY_HEAD_SIZE(launch)};
+const Rung forward_10 = {"10_persistent", NEEDS_WGMMA,
+                         [](const Problem &) { return sizeof(unsigned); }, NULL,
+                         BY_HEAD_SIZE(launch)};
