@@ -1,6 +1,6 @@
-/* The loader's claim that every token of a lap is served exactly once, whatever the number of ranks;
- * its orders, going on, and what it refuses. Token i of the ring is i, so that a token tells its
- * place. */
+/* The loader's claim that every token of a lap is served exactly once, whatever the number of
+ * ranks; its orders, going on, and what it refuses. Token i of the ring is i, so that a token tells
+ * its place. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

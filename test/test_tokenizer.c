@@ -1,5 +1,5 @@
-/* The tokenizers of characters and of bytes: text to tokens and back, and their tokenizer.json, whole
- * and damaged. */
+/* The tokenizers of characters and of bytes: text to tokens and back, and their tokenizer.json,
+ * whole and damaged. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
