@@ -50,18 +50,6 @@ const Case cases[] = {
 };
 const size_t case_count = sizeof cases / sizeof cases[0];
 
-Device *cpu, *gpu;
-
-void open_devices(void) {
-    cpu = device_open(DEVICE_CPU, 0);
-    if (device_count_gpus() > 0) gpu = device_open(DEVICE_CUDA, 0);
-}
-
-void close_devices(void) {
-    device_close(gpu);
-    device_close(cpu);
-}
-
 double *doubles(size_t n) {
     double *values = calloc(n, sizeof *values);
     assert_non_null(values);

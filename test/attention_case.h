@@ -9,7 +9,7 @@
 #include <stdbool.h>
 
 #include "attention/attention.h"
-#include "runtime/device.h"
+#include "test/devices.h"
 
 enum { Q, K, V, DOUT, INPUTS };
 enum { O, LSE, DQ, DK, DV, OUTPUTS };
@@ -37,11 +37,6 @@ typedef struct {
     size_t in_size[INPUTS], out_size[OUTPUTS];
     double *in[INPUTS], *out[OUTPUTS];
 } Run;
-
-/* Of the test program; gpu is NULL if there is none. */
-extern Device *cpu, *gpu;
-void open_devices(void);
-void close_devices(void);
 
 double *doubles(size_t n); /* zeros; the caller frees them */
 

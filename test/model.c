@@ -28,6 +28,14 @@ void randomize(Gpt *model) {
     }
 }
 
+Gpt *random_model(Device *device, GptConfig config, size_t B, DataType type, GptUse use) {
+    GptOptions options = {
+        .B = B, .T = config.T, .type = type, .use = use, .recompute = RECOMPUTE_BLOCK};
+    Gpt *model = create_model(&config, &options, device);
+    randomize(model);
+    return model;
+}
+
 bool same_arena(const Gpt *a, const Gpt *b, GptArena arena) {
     bool same = gpt_tensors(a) == gpt_tensors(b);
     for (size_t i = 0; same && i < gpt_tensors(a); i++) {

@@ -11,6 +11,9 @@ Gpt *create_model(const GptConfig *config, const GptOptions *options, Device *de
  * probabilities differ, and that the likeliest token is so by far. */
 void randomize(Gpt *model);
 
+/* A randomized one, for texts as long as its config's T. */
+Gpt *random_model(Device *device, GptConfig config, size_t B, DataType type, GptUse use);
+
 /* Whether the two have the same bits. */
 bool same_arena(const Gpt *a, const Gpt *b, GptArena arena);
 

@@ -12,12 +12,6 @@
 #include "test/compare.h"
 #include "test/part.h"
 
-/* The skip of every test here; false if there is a GPU. */
-static bool no_gpu(void) {
-    if (!gpu) print_message("no GPU here, or a build without CUDA\n");
-    return !gpu;
-}
-
 /* bf16: P, dS and the results are rounded to 2^-9, in the naive family too. A tiled family has
  * other partial sums: it may err twice as much as naive forward and three times backward, or by
  * 2^-9, the rounding of the result, where naive happens to be exact. LSE is a float in all. */

@@ -1,5 +1,5 @@
 /* A corpus: from shards, from a small text in memory, and from a large one whose tokens are kept in
- * the user's cache. */
+ * the user's cache; a packed text is refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -66,6 +66,23 @@ static void test_directory_as_corpus(void **state) {
     tokenizer_free(bpe);
 }
 
+static void test_packed_texts(void **state) {
+    (void)state;
+    static const char *const names[] = {"lines.jsonl", "lines.ndjson.gz", "packed.txt"};
+    put_file("lines.jsonl", "{}\n", 3);
+    put_file("lines.ndjson.gz", "\x1f\x8b\x08", 3);
+    put_file("packed.txt", "\x1f\x8b\x08", 3);
+    Corpus corpus;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        assert_false(corpus_open_text(&corpus, names[i], tokenizer_bytes(), "", 0));
+        assert_said(names[i]);
+        assert_said("use tokenize first");
+    }
+    put_file("half.txt", "\x1f magic", 7);
+    assert_true(corpus_open_text(&corpus, "half.txt", NULL, "bytes", 0));
+    corpus_close(&corpus);
+}
+
 /* A large text is tokenized once; another text or tokenizer never meets its tokens. */
 static void test_cache(void **state) {
     (void)state;
@@ -119,6 +136,7 @@ static void test_cache(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_directory_as_corpus),
+        cmocka_unit_test(test_packed_texts),
         cmocka_unit_test(test_cache),
     };
     return cmocka_run_group_tests_name("corpus", tests, enter_scratch_and_cache, leave_scratch);

@@ -1,4 +1,5 @@
-/* Sources of text: plain, compressed and JSON lines, read in pieces, gone on with, and damaged. */
+/* Sources of text: plain, compressed, lines and JSON lines, read in pieces, gone on with, and
+ * damaged. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -140,6 +141,38 @@ static void test_damaged_sources(void **state) {
     free(text);
 }
 
+/* Each line is one whole document: blank ones, one longer than a piece of plain text, one without a
+ * line feed. */
+static void test_plain_lines(void **state) {
+    (void)state;
+    enum { LONG = 3000000 };
+    char *line = malloc(LONG + 1);
+    memset(line, 'x', LONG);
+    line[LONG] = '\0';
+    const char *const expected[] = {"one\r", "", "  ", line, "no line feed"};
+    char *text = malloc(LONG + 100);
+    int bytes = snprintf(text, LONG + 100, "one\r\n\n  \n%s\nno line feed", line);
+    put_file("lines.txt", text, (size_t)bytes);
+    put_gzip("lines.gz", text, (size_t)bytes);
+    Tokenizer *tokenizer = tokenizer_bytes();
+    for (int zipped = 0; zipped < 2; zipped++) {
+        TextSource *source = text_open(zipped ? "lines.gz" : "lines.txt", TEXT_LINES, tokenizer);
+        for (uint64_t i = 0; i < 5; i++) {
+            TextPiece piece = {0};
+            assert_int_equal(text_next(source, &piece), 1);
+            assert_true(piece.ends);
+            assert_int_equal(piece.bytes, strlen(expected[i]));
+            assert_memory_equal(piece.text, expected[i], piece.bytes);
+            assert_int_equal(text_place(source).lines, i + 1);
+        }
+        assert_int_equal(text_next(source, &(TextPiece){0}), 0);
+        text_close(source);
+    }
+    tokenizer_free(tokenizer);
+    free(text);
+    free(line);
+}
+
 static void test_json_lines(void **state) {
     (void)state;
     static const char good[] =
@@ -189,6 +222,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_plain_source),
         cmocka_unit_test(test_damaged_sources),
+        cmocka_unit_test(test_plain_lines),
         cmocka_unit_test(test_json_lines),
     };
     return cmocka_run_group_tests_name("sources of text", tests, enter_scratch, leave_scratch);
