@@ -15,6 +15,10 @@ endif
 # What this machine has, found by compiling and linking probes. `make deps` installs what is missing.
 ifeq ($(filter help clean deps fuzz,$(MAKECMDGOALS)),)
 -include $(BUILD)/detected.mk
+ifneq ($(FOUND_WITH),CUDA=$(CUDA)) # asked for something else than last time
+$(BUILD)/detected.mk: look_again
+.PHONY: look_again
+endif
 endif
 $(BUILD)/detected.mk: runtime/detect.sh
 	@CUDA='$(CUDA)' config='$(config)' sh runtime/detect.sh $@ $(if $(filter train test bench memory,$(MAKECMDGOALS)),--install)

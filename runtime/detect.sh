@@ -94,6 +94,7 @@ if [ -n "$nvcc" ]; then
 fi
 
 cat >"$output" <<END
+FOUND_WITH := CUDA=${CUDA:-}
 OPENMP := $openmp
 LIBS := $libs
 DEFINES := $defines
