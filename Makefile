@@ -15,7 +15,7 @@ endif
 # What this machine has, found by compiling and linking probes. `make deps` installs what is missing.
 ifeq ($(filter help clean deps fuzz,$(MAKECMDGOALS)),)
 -include $(BUILD)/detected.mk
-ifneq ($(FOUND_WITH),CUDA=$(CUDA)) # asked for something else than last time
+ifneq ($(filter-out $(FOUND_WITH),$(CUDA)),) # asked for something else than last time
 $(BUILD)/detected.mk: look_again
 .PHONY: look_again
 endif

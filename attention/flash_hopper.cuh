@@ -69,8 +69,8 @@ struct Ring {
 };
 
 /* Items of work, from a counter in global memory that starts at 0; each block starts with the item
- * of its own index, unless items wait for each other. One thread publishes them, and each of the
- * `takers` takes all. */
+ * of its own index, or where items wait for their turns, from the counter too. One thread publishes
+ * them, and each of the `takers` takes all. */
 struct Items {
     Ring<2> ring;
     uint32_t numbers; /* shared address of two */
@@ -139,16 +139,13 @@ inline void dispatch(size_t HS, bool dropout, const Run &run) {
     return dropout ? run.template with<128, true>() : run.template with<128, false>();
 }
 
-/* When all before in the stream has ended, or as soon as the last kernel allows. */
-enum Start { AFTER_STREAM, UNDER_LAST_KERNEL };
-
+/* Under the last kernel: see allow_next_kernel. */
 template <class... Parameters, class... Arguments>
-inline void launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
-                   size_t shared_bytes, Start start, cudaStream_t stream,
-                   const Arguments &...arguments) {
+inline void launch_under(void (*kernel)(Parameters...), unsigned blocks, unsigned threads,
+                         size_t shared_bytes, cudaStream_t stream, const Arguments &...arguments) {
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = start == UNDER_LAST_KERNEL;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t launch = {};
     launch.gridDim = blocks;
     launch.blockDim = threads;
@@ -158,8 +155,8 @@ inline void launch(void (*kernel)(Parameters...), unsigned blocks, unsigned thre
     CUDA_CHECK(cudaLaunchKernelEx(&launch, kernel, arguments...));
 }
 
-/* Under the last kernel, so many blocks of a persistent one as there is work for, at most one on
- * each multiprocessor. */
+/* So many blocks of a persistent kernel as there is work for, at most one on each multiprocessor;
+ * under the last kernel. */
 template <class Tiles, class Call>
 inline void launch_persistent(void (*kernel)(const Call), const Call &call, cudaStream_t stream) {
     int device, multiprocessors;
@@ -167,8 +164,8 @@ inline void launch_persistent(void (*kernel)(const Call), const Call &call, cuda
     CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     (int)Tiles::SHARED_BYTES));
-    launch(kernel, min(call.items, (unsigned)multiprocessors), Tiles::THREADS, Tiles::SHARED_BYTES,
-           UNDER_LAST_KERNEL, stream, call);
+    launch_under(kernel, min(call.items, (unsigned)multiprocessors), Tiles::THREADS,
+                 Tiles::SHARED_BYTES, stream, call);
 }
 
 #endif

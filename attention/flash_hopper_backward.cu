@@ -54,44 +54,52 @@ struct BackwardCall {
     CUtensorMap q, k, v, dout, dk, dv;
     FlashProblem p;
     float *dq_sum; /* (B·NH·rows/QUERIES,CONSUMERS) chunks, each in the order of the accumulators */
-    unsigned *parts; /* of each chunk, from 0 on: see wait_for_turn and wait_for_first */
+    unsigned *parts; /* of each chunk, from 0 on: see has_begun */
     unsigned *next;  /* item */
     bool in_turns;   /* the parts of a chunk are added in a fixed order */
     unsigned tiles, items, section;
     int group; /* query heads that share a key/value head */
 };
 
-/* Until this count in global memory is `value`: then what was complete before it was counted is
- * seen by this thread's bulk copies. */
-__device__ __forceinline__ void wait_until(const unsigned *count, unsigned value) {
+/* A count in global memory. */
+__device__ __forceinline__ unsigned load_acquire(const unsigned *count) {
     unsigned now;
-    do
-        asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n" : "=r"(now) : "l"(count) : "memory");
-    while (now != value);
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n" : "=r"(now) : "l"(count) : "memory");
+    return now;
+}
+/* Until it is `value`: then what was complete before it was counted is seen by this thread's bulk
+ * copies. */
+__device__ __forceinline__ void wait_until(const unsigned *count, unsigned value) {
+    while (load_acquire(count) != value)
+        ;
     fence_async_global();
 }
 
 /* The first part of a chunk of dQ is stored and the others are added to it, so that memory need not
- * be zero before. Both of these wait as long as they must, and say whether this part is the first.
- * In turns it is the turn-th, and `parts` counts those that are complete. */
-__device__ __forceinline__ bool wait_for_turn(const unsigned *parts, unsigned turn) {
-    wait_until(parts, turn);
-    return turn == 0;
+ * be zero before. In turns, `parts` counts those that are complete. Else whoever claims a chunk first
+ * makes `parts` 1, and 2 when its part is complete, for which the others wait. It claims when it has
+ * its part, so that it waits for no one any more. */
+enum { CLAIMED = 1, BEGUN = 2 };
+
+__device__ __forceinline__ bool has_begun(const unsigned *parts) {
+    const bool begun = load_acquire(parts) == BEGUN;
+    fence_async_global();
+    return begun;
 }
-/* Else whoever comes first makes `parts` 1, and 2 when its part is complete. */
-__device__ __forceinline__ bool wait_for_first(unsigned *parts) {
-    if (atomicCAS(parts, 0, 1) == 0)
+/* True if this part is the first; else the first is complete. */
+__device__ __forceinline__ bool claim(unsigned *parts) {
+    if (atomicCAS(parts, 0, CLAIMED) == 0)
         return true;
-    wait_until(parts, 2);
+    wait_until(parts, BEGUN);
     return false;
 }
-/* This thread's part is complete: counts it. */
+/* Waits until this thread's part is complete, and counts it. */
 __device__ __forceinline__ void count_part(unsigned *parts) {
     store_wait();
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;\n" ::"l"(parts) : "memory");
 }
 
-/* Of an item: its keys, and the tiles of queries that see any of them. */
+/* Of an item: its keys, and the first tile of queries that sees any of them; there is one. */
 struct Work {
     int b, kv, j0, first;
 };
@@ -246,14 +254,23 @@ __device__ __forceinline__ void store_results(const BackwardBlock<D> &block, int
     for (unsigned use = 0; (item = block.items().take(use)) < call.items; use++) {
         const Work work = block.work_of(item);
         block.for_queries(work, [&](int h, int i0) {
-            const size_t tile = (block.head_row(work, h) + i0) / Tiles::QUERIES;
-            const size_t chunk = tile * Tiles::CONSUMERS + w;
-            const unsigned turn =
-                (keys_seen(call.p, i0 + Tiles::QUERIES) - 1) / Tiles::KEYS - work.j0 / Tiles::KEYS;
+            const unsigned tiles = call.p.rows / Tiles::QUERIES;
+            const unsigned tile = (work.b * call.p.NH + h) * tiles + i0 / Tiles::QUERIES;
+            const unsigned chunk = tile * Tiles::CONSUMERS + w;
             unsigned *parts = call.parts + chunk;
-            const bool first = call.in_turns ? wait_for_turn(parts, turn) : wait_for_first(parts);
-            float *sum = call.dq_sum + chunk * CHUNK;
+            float *sum = call.dq_sum + (size_t)chunk * CHUNK;
+            bool first;
+            if (call.in_turns) {
+                const unsigned turn = (keys_seen(call.p, i0 + Tiles::QUERIES) - 1) / Tiles::KEYS -
+                                      work.j0 / Tiles::KEYS;
+                wait_until(parts, turn);
+                first = turn == 0;
+            } else {
+                first = !has_begun(parts); /* looked at while there is time */
+            }
             block.result_ring(w).wait_full(stored);
+            if (first && !call.in_turns)
+                first = claim(parts);
             if (first)
                 store_bytes(sum, source, CHUNK * sizeof(float));
             else
@@ -385,7 +402,7 @@ __device__ __forceinline__ void consume(const BackwardBlock<D> &block) {
         clear(dv);
         kv_ring.wait_full(use);
         float scores[1][QUERIES / 8][4];
-        if (steps > 0) { /* always; it saves the loop some moves of descriptors */
+        if (steps > 0) { /* always: the branch saves the loop some moves of descriptors */
             q_ring.wait_full(used);
             wgmma_fence();
             self.start_scores(scores, used);
@@ -585,8 +602,8 @@ struct RunBackward {
 
         flash_statistics(p, NULL, 0, call.next, sizes.counters, stream);
         launch_persistent<Tiles>(backward_kernel<D, DROPOUT>, call, stream);
-        launch(query_gradient_kernel<D>, (unsigned)(sizes.dq_sum / CHUNK), WARPGROUP, 0,
-               UNDER_LAST_KERNEL, stream, p, call.dq_sum);
+        launch_under(query_gradient_kernel<D>, (unsigned)(sizes.dq_sum / CHUNK), WARPGROUP, 0,
+                     stream, p, call.dq_sum);
     }
 };
 

@@ -432,7 +432,8 @@ struct RunForward {
         call.items = call.tiles * p.B * p.NH;
         call.section = heads_per_section(&p, p.mask.TK, p.NH);
         call.next = next;
-        launch(reset_kernel, 1, 1, 0, AFTER_STREAM, stream, next);
+        reset_kernel<<<1, 1, 0, stream>>>(next);
+        CUDA_CHECK(cudaGetLastError());
         launch_persistent<Tiles>(forward_kernel<D, DROPOUT>, call, stream);
     }
 };

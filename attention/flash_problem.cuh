@@ -44,13 +44,14 @@ __device__ __forceinline__ int keys_seen(const FlashProblem &p, int end) {
     return min(p.mask.TK, max(0, min(p.TQ, end) + p.mask.diagonal));
 }
 
-/* The kernel that was launched to start under this one may start; until this one has ended and what
- * it wrote is seen, that one waits (PTX ISA, "griddepcontrol"). Older GPUs start it afterwards. */
+/* The next kernel, if it was launched to run under this one, may begin once all blocks have called
+ * this and there is room (PTX ISA, "griddepcontrol"). On GPUs before sm_90 it begins afterwards. */
 __device__ __forceinline__ void allow_next_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 #endif
 }
+/* There, before memory is touched: until the last kernel has ended and what it wrote is seen. */
 __device__ __forceinline__ void wait_for_last_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;\n" ::: "memory");

@@ -94,7 +94,7 @@ if [ -n "$nvcc" ]; then
 fi
 
 cat >"$output" <<END
-FOUND_WITH := CUDA=${CUDA:-}
+FOUND_WITH := ${CUDA:-$([ -n "$nvcc" ] && echo 1 || echo 0)}
 OPENMP := $openmp
 LIBS := $libs
 DEFINES := $defines

@@ -209,6 +209,15 @@ void run(Run *r, Passes passes) {
     void *staging = calloc(1, bytes);
     assert_non_null(staging);
     for (int i = 0; i < INPUTS; i++) transfer(r, i, staging, r->in[i], INTO_BUFFER);
+    const bool reference = p->family == ATTENTION_NAIVE && p->type == TYPE_F64;
+    const bool expanded = r->layout == EXPANDED && !reference;
+    for (int i = K; expanded && i <= V; i++) { /* all but the first sequence's first head */
+        const size_t HS = p->HS, all = p->B * views[i].batch;
+        char *place = (char *)staging + first[i] * element;
+        for (size_t row = 0; row < all / HS; row++)
+            if (row % p->NKV > 0 || row >= p->TK * p->NKV)
+                memset(place + row * HS * element, 0xff, HS * element);
+    }
     char *in = device_filled(device, staging, bytes), *out = device_filled(device, NULL, bytes);
     char *lse = device_filled(device, NULL, lse_bytes + 2 * GUARD);
 
@@ -216,8 +225,7 @@ void run(Run *r, Passes passes) {
     ((AttentionView){memory + first[i] * element, views[i].batch, views[i].token, views[i].head})
     AttentionTensors tensors = {VIEW(in, Q), VIEW(in, K), VIEW(in, V), VIEW(out, DOUT),
                                 lse + GUARD};
-    const bool reference = p->family == ATTENTION_NAIVE && p->type == TYPE_F64;
-    if (r->layout == EXPANDED && !reference)
+    if (expanded)
         tensors.k.batch = tensors.k.head = tensors.v.batch = tensors.v.head = 0;
     AttentionGradients gradients = {VIEW(in, DOUT), VIEW(out, Q), VIEW(out, K), VIEW(out, V)};
 #undef VIEW

@@ -15,7 +15,8 @@ enum { Q, K, V, DOUT, INPUTS };
 enum { O, LSE, DQ, DK, DV, OUTPUTS };
 
 /* EXPANDED: as SEPARATE, but all heads of all sequences read the first one's K and V, by strides of
- * 0. new_run makes them equal, and naive in double, the reference, reads each where it is. */
+ * 0. new_run makes them equal; naive in double, the reference, reads each where it is, and for the
+ * others all but the first are NaN. */
 typedef enum { PACKED, SEPARATE, HEADS_FIRST, GAPS, EXPANDED } Layout;
 
 typedef struct {

@@ -44,7 +44,8 @@ static int32_t next_token(Gpt *model, const int32_t *tokens, size_t n, Sampling 
 /* From this many tokens to several windows, with the window's rule: when T are full, the last T/2
  * are kept. */
 static void check_text(Gpt *model, size_t start, Sampling sampling) {
-    size_t T = gpt_config(model)->T, total = start + 2 * T + 3, begin = start > T ? start - T : 0;
+    size_t T = gpt_config(model)->T, begin = start > T ? start - T : 0;
+    size_t total = start + (2 * T + 3) / stride();
     int32_t *text = malloc((total + 1) * sizeof *text), token;
     for (size_t i = 0; i < start; i++) text[i] = (int32_t)(i * 5 % gpt_config(model)->V);
     GptDecoder *decoder = decoder_of(model, 1, sampling);
@@ -96,7 +97,8 @@ static void check_seeds(Device *device, DataType type) {
     enum { B = 9, N = 60 };
     Gpt *model = random_model(device, odd, 1, type, GPT_INFERENCE);
     static const int32_t prompt[3] = {3, 1, 4};
-    int32_t text[3][N][B], single[N];
+    const int count = N / (int)stride();
+    int32_t text[3][N][B] = {{{0}}}, single[N];
     Sampling rule = {1.5f, 0.95f, 8, 42};
     for (int run = 0; run < 3; run++) {
         rule.seed = run == 2 ? 43 : 42;
@@ -106,7 +108,7 @@ static void check_seeds(Device *device, DataType type) {
             for (int n = 0; n < 5; n++) gpt_decoder_next(decoder, text[run][0]);
         }
         gpt_decoder_start(decoder, prompt, 3);
-        for (int n = 0; n < N; n++) {
+        for (int n = 0; n < count; n++) {
             gpt_decoder_next(decoder, text[run][n]);
             for (int b = 0; b < B; b++) assert_in_range(text[run][n][b], 0, odd.V - 1);
         }
@@ -118,7 +120,7 @@ static void check_seeds(Device *device, DataType type) {
     GptDecoder *decoder = decoder_of(model, 1, rule);
     gpt_decoder_start(decoder, prompt, 3);
     size_t other = 0;
-    for (int n = 0; n < N; n++) {
+    for (int n = 0; n < count; n++) {
         gpt_decoder_next(decoder, &single[n]);
         assert_int_equal(single[n], text[0][n][0]);
         other += text[0][n][1] != single[n];

@@ -18,10 +18,11 @@
 /* Draws many times from one row and holds the counts against these probabilities. */
 static void check_frequencies(Device *device, const float *logits, size_t V, Sampling sampling,
                               const double *expected) {
-    enum { N = 10000, ROUNDS = 2 };
+    enum { ALL = 10000, ROUNDS = 2 };
+    const size_t N = ALL / stride();
     float *rows = malloc(N * V * sizeof *rows);
     size_t *counts = calloc(V, sizeof *counts);
-    int32_t tokens[N];
+    int32_t tokens[ALL];
     for (size_t n = 0; n < N; n++) memcpy(rows + n * V, logits, V * sizeof *logits);
     for (uint64_t round = 0; round < ROUNDS; round++) {
         draw_tokens(device, rows, N, V, sampling, round, tokens);
@@ -29,7 +30,7 @@ static void check_frequencies(Device *device, const float *logits, size_t V, Sam
     }
     for (size_t v = 0; v < V; v++) {
         /* Five deviations of a binomial; the seeds are fixed, so this holds always or never. */
-        double mean = expected[v] * N * ROUNDS;
+        double mean = expected[v] * (double)(N * ROUNDS);
         double bound = 5 * sqrt(mean * (1 - expected[v]));
         if (!(fabs((double)counts[v] - mean) <= bound))
             fail_msg("token %zu: drawn %zu times, expected %.1f", v, counts[v], mean);
@@ -89,7 +90,7 @@ static void cuda_draws_what_the_cpu_draws(void **state) {
                                      {1, 1, 1, 7},         {1, 1, 1024, 8},     {1, 1, 1025, 9},
                                      {2, 0.95f, 4500, 10}, {0.01f, 0.5f, 3, 11}};
     enum { N = 16 };
-    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s += stride()) {
         size_t V = sizes[s];
         float *logits = malloc(N * V * sizeof *logits);
         random_normal(logits, N * V, V, 3);

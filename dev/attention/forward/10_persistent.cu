@@ -10,7 +10,7 @@
  * from a counter in global memory, asked for when the item before begins, and a ring hands it from
  * the producer to the consumers (Items). Dealt by a fixed rule instead, back and forth, the same
  * blocks got the longer items wherever a section's tiles and a round's blocks were out of step, and
- * lost more than the overlap gains.
+ * lost more than the overlap gains. The time includes that of setting the counter to 0.
  *
  * What limits it: of shared memory's traffic, Q read again for every tile of keys, which the
  * production file holds in registers at head size 128; and at 64 the exponentials, for which it has
