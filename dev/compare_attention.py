@@ -15,11 +15,12 @@ How it is measured. Every backend reads the same contiguous (B,T,NH,HS) tensors,
 (B,NH,T,HS) views, which its kernels take without a copy. Passes are called directly, without
 autograd: through the C interface here, as aten operators there; only naive, which has no operator
 of its own, goes through autograd, with its graph kept. All allocate their outputs. A figure is the
-median of event timings of groups of calls of a millisecond or more, taken in three rounds in which
-the backends take turns, so that none has the cooler GPU; the queue is filled before the clock
-starts, so that launching does not show. Calls alternate between two sets of tensors, each several
-times larger than the L2. TFLOP/s count 4·B·NH·T²·HS forward, half of it if causal, and 2.5 times
-that backward. Naive is timed less often, on one set.
+median of event timings of groups of calls of a millisecond or more, taken in rounds in which the
+backends take turns, each round in another order: whoever comes after one that heats the GPU has a
+slower clock. The queue is filled before the timing starts, so that launching does not show. Calls
+alternate between two sets of tensors, each several times larger than the L2. TFLOP/s count
+4·B·NH·T²·HS forward, half of it if causal, and 2.5 times that backward. Naive is timed less often,
+on one set.
 
 Errors are ‖x - reference‖ / ‖reference‖ against float64 on the same bf16 inputs, over one to four
 heads of the first set. Memory is the peak of PyTorch's allocator over one forward and backward,
@@ -30,6 +31,7 @@ import collections
 import json
 import math
 import pathlib
+import random
 import statistics
 import subprocess
 import sys
@@ -39,7 +41,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "dev" / "results"
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
 TOKENS, WIDTH = 16384, 2048
-SETS, ROUNDS = 2, 3
+SETS, ROUNDS = 2, 6
 ERROR_RATIO = 1.2   # of cuDNN's error, at most
 ERROR_ALONE = 1e-2  # where there is no cuDNN: bf16 rounds P, dS and the results to 4e-3 each
 PEERS = ["FA2", "cuDNN"]
@@ -334,9 +336,10 @@ def measure(cell, options):
             found[name] = {"failed": reason(error)}
             timers.pop(name, None)
             forget()
+    order = random.Random(cell.T)
     for pass_ in CALLS:
         for _ in range(ROUNDS):
-            for name in list(timers):
+            for name in order.sample(list(timers), len(timers)):
                 try:
                     timers[name][pass_].round()
                 except Exception as error:
