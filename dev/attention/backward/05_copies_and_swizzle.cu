@@ -7,7 +7,7 @@
  * What limits it: one ldmatrix feeds two products, since a warp owns only 16 keys: 32 would not
  * leave room for dK and dV in the registers. So shared memory is the limit, and mma.sync itself.
  *
- * Measured (NVIDIA H200, T=4096, causal, TFLOP/s): HS=128 143 (21%). */
+ * Measured (NVIDIA H200, T=4096, causal, TFLOP/s): HS=128 144 (21%), HS=64 134 (20%). */
 #include "attention/mma_mask.cuh"
 #include "attention/mma_tile.cuh"
 #include "dev/attention/backward.cuh"

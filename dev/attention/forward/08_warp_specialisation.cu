@@ -13,9 +13,11 @@
  *   softmax_j, wait for O, correct O;   O += P V of the last tile
  *
  * What limits it: both consumers compute their softmax at the same time, and start their products
- * at the same time.
+ * at the same time. At head size 64 two blocks of rung 7 fit a multiprocessor, and one's products run
+ * under the other's softmax; of this one, whose consumers take the registers, one block does, and it
+ * is slower there.
  *
- * Measured (NVIDIA H200, T=4096, causal, TFLOP/s): HS=128 499 (72%). */
+ * Measured (NVIDIA H200, T=4096, causal, TFLOP/s): HS=128 498 (73%), HS=64 381 (56%). */
 #include "dev/attention/hopper_rungs.cuh"
 
 namespace {
