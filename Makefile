@@ -1,6 +1,7 @@
 # tilegpt. `make help` lists the targets; `make train` and `make test` are all that is needed.
 #
-#   CUDA=0|1      without, with CUDA (default: with, if nvcc and a GPU are found)
+#   CUDA=0|1|auto    without, with CUDA; auto, as at first: with, if nvcc and a GPU are found. A build
+#                    folder keeps what was asked for last.
 #   config=debug|sanitize    assertions and -O0, CUDA as racecheck can follow it; AddressSanitizer
 #                            and UBSan (CPU only)
 
@@ -10,6 +11,12 @@ config ?= release
 BUILD  := build$(if $(filter-out release,$(config)),/$(config))
 ifeq ($(filter release debug sanitize fuzz,$(config)),)
 $(error config=$(config) is unknown; it is release, debug or sanitize)
+endif
+ifneq ($(filter-out 0 1 auto,$(CUDA)),)
+ifeq ($(origin CUDA),command line)
+$(error CUDA=$(CUDA) is unknown; it is 0, 1 or auto)
+endif
+CUDA := # what the environment has is another program's
 endif
 
 # What this machine has, found by compiling and linking probes. `make deps` installs what is missing.
@@ -61,7 +68,7 @@ TEXT      = $$(sh data/tinyshakespeare.sh)
 all: train_gpt $(CHECKERS)         ## the program and the checkers
 
 deps:                              ## install what is missing (apt)
-	@sh runtime/detect.sh build/detected.mk --install
+	@CUDA=$(or $(CUDA),$$(sed -n 's/^FOUND_WITH := //p' $(BUILD)/detected.mk 2>/dev/null)) config='$(config)' sh runtime/detect.sh $(BUILD)/detected.mk --install
 
 train: all                         ## train a small GPT on TinyShakespeare
 	@text=$(TEXT) && OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} $(BUILD)/train_gpt train --data=$$text

@@ -331,6 +331,7 @@ int main(int argc, char **argv) {
     bool help =
         argc > 1 && (strcmp(argv[argc - 1], "--help") == 0 || strcmp(argv[argc - 1], "-h") == 0);
     if (c == COMMANDS || help) {
+        if (!help && argc > 1) fprintf(stderr, "train_gpt: there is no command \"%s\"\n", argv[1]);
         print_usage(help ? stdout : stderr);
         if (help && c < COMMANDS) flags_print_help(commands[c].flags, stdout);
         return help ? 0 : 2;

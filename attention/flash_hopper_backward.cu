@@ -4,10 +4,11 @@
  * A block owns 128 keys, a consumer warpgroup 64 of them, and streams the queries. As there, the
  * products are transposed, Sᵀ = K Qᵀ and dPᵀ = V dOᵀ, so that P and dS are A operands from
  * registers of dV += Pᵀ dO and dK += dSᵀ Q. dS also goes to shared memory, where both warpgroups
- * read all of it for their halves of dQ = dS K, which is added to a float sum in global memory.
+ * read all of it for their halves of dQ = dS K. Their sum over the keys is in global memory: the
+ * first part is stored there and the others are added.
  *
- * What runs under what: dP under the exponentials, dV under dS, dK under dS's way to shared
- * memory, and behind dQ the next tile's S, under dQ's way to the warp that adds it to memory. */
+ * What runs under what: dP under the exponentials; dV under dS; dK under dS's way to shared memory;
+ * the next tile's S, started behind dQ, under dQ's way to the warp that adds it. */
 #include "attention/flash_hopper.cuh"
 #include "attention/mma_gradient.cuh"
 
@@ -54,7 +55,7 @@ struct BackwardCall {
     CUtensorMap q, k, v, dout, dk, dv;
     FlashProblem p;
     float *dq_sum; /* (B·NH·rows/QUERIES,CONSUMERS) chunks, each in the order of the accumulators */
-    unsigned *parts; /* of each chunk, from 0 on: see has_begun */
+    unsigned *parts; /* of each chunk, from 0 on: how many are in it, or see claim */
     unsigned *next;  /* item */
     bool in_turns;   /* the parts of a chunk are added in a fixed order */
     unsigned tiles, items, section;

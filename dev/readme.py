@@ -56,6 +56,11 @@ def by_device(rows):
         yield device, [row for row in rows if row["device"] == device]
 
 
+def commits(rows):
+    """Of which source these are."""
+    return "commit " + " and ".join(dict.fromkeys(row["commit"] for row in rows))
+
+
 def geometric_mean(values):
     return math.exp(statistics.fmean(map(math.log, values)))
 
@@ -79,7 +84,8 @@ def attention_tables():
         out += ["", f"Attention on {device}, {first['type']}, {tokens:,} tokens of "
                 f"{width} channels: TFLOP/s, and in brackets the speed over the faster of PyTorch "
                 f"{first['torch']}'s FA2 and cuDNN "
-                f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100} in the same run:", "",
+                f"{cudnn // 10000}.{cudnn // 100 % 100}.{cudnn % 100} in the same run "
+                f"({commits(mine)}):", "",
                 "| HS | mask | pass | " + " | ".join(f"T={T:,}" for T in lengths) + " |",
                 "|---" * (3 + len(lengths)) + "|"]
 
@@ -131,7 +137,8 @@ def step_tables():
         for preset in dict.fromkeys(row["preset"] for row in mine):
             steps = newest([row for row in mine if row["preset"] == preset], "B", "T").values()
             last = list(steps)[-1]
-            out += ["", f"A training step of {preset} on {device}, {last['type']}:", "",
+            out += ["", f"A training step of {preset} on {device}, {last['type']} "
+                    f"({commits(steps)}):", "",
                     "| B | T | attention | ms | tokens/s | of the peak | activations |",
                     "|---|---|---|---|---|---|---|"]
             for r in sorted(steps, key=lambda row: row["T"]):
@@ -148,7 +155,8 @@ def sample_tables():
     for device, mine in by_device(rows):
         for preset in dict.fromkeys(row["preset"] for row in mine):
             of = newest([row for row in mine if row["preset"] == preset], "B").values()
-            out += ["", f"Sampling from {preset} on {device}, {list(of)[-1]['type']}:", "",
+            out += ["", f"Sampling from {preset} on {device}, {list(of)[-1]['type']} "
+                    f"({commits(of)}):", "",
                     "| texts at once | ms a step | tokens/s | ms to read the weights once |",
                     "|---|---|---|---|"]
             for r in sorted(of, key=lambda row: row["B"]):
@@ -164,13 +172,12 @@ def io_tables():
     for device, mine in by_device(rows.values()):
         for shape in dict.fromkeys((r["mask"], r["B"], r["NH"], r["T"], r["HS"]) for r in mine):
             mask, B, NH, T, HS = shape
+            of = [r for r in mine if (r["mask"], r["B"], r["NH"], r["T"], r["HS"]) == shape]
             out += ["", f"On {device}, {mine[0]['type']}, {mask}, B={B}, NH={NH}, T={T}, HS={HS}, "
-                    "in MB of 10⁶ bytes:", "",
+                    f"in MB of 10⁶ bytes ({commits(of)}):", "",
                     "| family | pass | each tensor once | by the algorithm | asked of the L2 "
                     "| DRAM read | DRAM written | ms |", "|---|---|---|---|---|---|---|---|"]
-            for r in mine:
-                if (r["mask"], r["B"], r["NH"], r["T"], r["HS"]) != shape:
-                    continue
+            for r in of:
                 megabytes = " | ".join(f"{r[name + '_bytes'] / 1e6:,.0f}" for name in
                                        ("minimum", "algorithm", "l2", "dram_read", "dram_written"))
                 out.append(f"| {r['family']} | {r['pass']} | {megabytes} | {r['ms']:.2f} |")

@@ -159,8 +159,9 @@ bool checkpoint_path(const char *directory, char *path, size_t bytes) {
 
 bool checkpoint_home(const char *path, char directory[FILE_PATH_BYTES]) {
     const char *slash = strrchr(path, '/');
+    if (slash == path) slash++; /* the root keeps its own */
     int n = !is_file(path) ? snprintf(directory, FILE_PATH_BYTES, "%s", path)
-            : slash ? snprintf(directory, FILE_PATH_BYTES, "%.*s/", (int)(slash - path), path)
+            : slash ? snprintf(directory, FILE_PATH_BYTES, "%.*s", (int)(slash - path), path)
                     : snprintf(directory, FILE_PATH_BYTES, ".");
     return n < FILE_PATH_BYTES || error_set("the path %.60s... is too long", path);
 }

@@ -3,6 +3,7 @@
 
 #include "gpt/checkpoint.h"
 #include "gpt/commands.h"
+#include "gpt/llmc.h"
 #include "gpt/options.h"
 #include "runtime/error.h"
 
@@ -35,7 +36,11 @@ bool command_export(Comm *comm) {
     GptOptions sizes = {.B = 1, .T = 1, .type = TYPE_F32, .use = GPT_INFERENCE};
     Gpt *model = open_checkpoint_as(device, NULL, &sizes);
     bool good = model && export_model(model);
-    if (good) printf("written to %s\n", options.output);
+    if (good)
+        printf("written to %s%s\n", options.output,
+               llmc_is_name(options.output)
+                   ? "; to sample from it, put the checkpoint's tokenizer.json beside it"
+                   : "");
     gpt_free(model);
     device_close(device);
     return good;

@@ -68,23 +68,24 @@ for candidate in "${NVCC:-}" "$(command -v nvcc)" /usr/local/cuda/bin/nvcc; do
     [ -z "$nvcc" ] && [ -x "${candidate:-/nonexistent}" ] && nvcc=$candidate
 done
 capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | sort -u | tr -d .)
-case "${CUDA:-auto}${config:+}" in
+case "${CUDA:-auto}" in
 0) nvcc=; say CUDA 'off (CUDA=0): CPU only' ;;
 1) [ -n "$nvcc" ] || need 'nvcc for CUDA=1 (looked in $NVCC, PATH and /usr/local/cuda/bin)' 'the CUDA toolkit' ;;
 *) if [ -z "$nvcc" ]; then say CUDA 'nvcc not found in $NVCC, PATH or /usr/local/cuda/bin: CPU only'
    elif [ -z "$capability" ]; then nvcc=; say CUDA 'nvcc found but no GPU: CPU only (CUDA=1 builds for CUDA all the same)'; fi ;;
 esac
-[ "${config:-}" = sanitize ] && nvcc=
+[ "${config:-}" = sanitize ] && [ -n "$nvcc" ] && { nvcc=; say CUDA 'off (config=sanitize): CPU only'; }
 if [ -n "$nvcc" ]; then
     cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
     version=$($nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
     [ "${version%%.*}" -ge 12 ] || need "CUDA 12 or newer (nvcc here is $version)" 'the CUDA toolkit'
+    targets=
     for sm in ${capability:-80 90}; do
         [ "$sm" = 90 ] && sm=90a
-        gencode="$gencode -gencode arch=compute_$sm,code=sm_$sm"
+        targets="$targets sm_$sm" gencode="$gencode -gencode arch=compute_$sm,code=sm_$sm"
     done
     [ -n "$capability" ] || gencode="$gencode -gencode arch=compute_90,code=compute_90"
-    say CUDA "found, $version, for$(for sm in ${capability:-80 90}; do printf ' sm_%s' "$sm"; done)"
+    say CUDA "found, $version, for$targets"
     libs="-L$cuda/lib64 -lcublasLt -lcudart_static -lstdc++ -ldl -lrt -lpthread $libs -Wl,-rpath,$cuda/lib64"
     defines="$defines -DTILEGPT_CUDA -I$cuda/include"
     nccl_flags=${NCCL_HOME:+-I$NCCL_HOME/include} nccl_libs="${NCCL_HOME:+-L$NCCL_HOME/lib} -lnccl"

@@ -11,7 +11,8 @@
  * dQ is added to memory by the copy engine (cp.reduce.async.bulk), a piece at a time, in the order
  * that the registers have, which the last pass undoes.
  *
- * What is left to the production file: the next tile's S behind this one's dQ; blocks that stay.
+ * What is left to the production file: the next tile's S behind this one's dQ; blocks that stay; a
+ * sum that need not be zeroed, because dQ's first part is stored; kernels that start under each other.
  *
  * Measured (NVIDIA H200, T=4096, causal, TFLOP/s): HS=128 431 (63%), HS=64 366 (53%). */
 #include "dev/attention/backward.cuh"
