@@ -254,7 +254,8 @@ static bool prepare(Trainer *t) {
     for (const Flag *flag = options_train; flag->name; flag++)
         if (strcmp(flag->name, "tokenizer") == 0) t->tokenizer_given = flag->given;
     good = good && (!options.resume ||
-                    (run_name(&t->run, options.run) && run_read_flags(&t->run, options_train)));
+                    (run_name(&t->run, options.run) && (!leader(t) || run_lock(&t->run)) &&
+                     run_read_flags(&t->run, options_train)));
     good = good && (t->device = open_device(t->comm)) != NULL;
     if (!agree(t->comm, good) || !comm_attach(t->comm, t->device)) return false;
     comm_set_timeout(t->comm, options.rank_timeout);

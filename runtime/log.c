@@ -40,11 +40,12 @@ double log_peak_flops(const Device *device) {
 /* Cuts an earlier log after the rows of this step. What stays is not written again, so no failure
  * can lose it. */
 static bool keep_rows(const char *path, uint64_t step) {
-    char *text = file_read(path, (size_t)1 << 30, NULL);
+    size_t bytes;
+    char *text = file_read(path, (size_t)1 << 30, &bytes);
     if (!text) return false;
     char *end = text;
-    for (char *line = text; *line; line = end) {
-        char *newline = strchr(line, '\n');
+    for (char *line = text; line < text + bytes; line = end) {
+        char *newline = memchr(line, '\n', (size_t)(text + bytes - line));
         if (!newline || (line != text && strtoull(line, NULL, 10) > step)) break;
         end = newline + 1;
     }

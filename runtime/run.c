@@ -1,9 +1,12 @@
 #include "runtime/run.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "runtime/error.h"
 #include "runtime/replace.h"
@@ -36,23 +39,44 @@ static bool make_parents(const char *path) {
     return true;
 }
 
-bool run_create(Run *run, const char *wanted, const char *name) {
-    if (wanted[0]) {
-        if (!run_name(run, wanted) || !make_parents(wanted) || make_directory(wanted) < 0)
-            return false;
-        return !file_exists(run->flags) ||
-               error_set(file_exists(run->last)
+bool run_lock(const Run *run) {
+    int directory = open(run->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (directory < 0) return true; /* who reads it says why */
+    /* Not every file system has locks; there the user takes care. */
+    if (flock(directory, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return true;
+    close(directory);
+    return error_set("another process trains in %s", run->directory);
+}
+
+/* Nothing is there that a new run would replace. */
+static bool check_free(const Run *run) {
+    if (file_exists(run->flags))
+        return error_set(file_exists(run->last)
                              ? "%s holds an earlier run; go on with it by --resume, or name another"
                              : "%s holds an earlier run that ended before its first checkpoint; "
                                "remove it, or name another",
-                         wanted);
+                         run->directory);
+    static const char *const written[] = {"log.csv",  "tokenizer.json", "last",
+                                          "last.old", "best",           "best.old"};
+    char path[FILE_PATH_BYTES];
+    for (size_t i = 0; i < sizeof written / sizeof written[0]; i++) {
+        if (!file_join(path, run->directory, written[i])) return false;
+        if (file_exists(path))
+            return error_set("%s is no run's and would be replaced; name another directory", path);
     }
+    return true;
+}
+
+bool run_create(Run *run, const char *wanted, const char *name) {
+    if (wanted[0])
+        return run_name(run, wanted) && make_parents(wanted) && make_directory(wanted) >= 0 &&
+               run_lock(run) && check_free(run);
     if (make_directory("runs") < 0) return false;
     for (int i = 1; i < 100000; i++) {
         char path[FILE_PATH_BYTES];
         snprintf(path, sizeof path, i > 1 ? "runs/%s-%d" : "runs/%s", name, i);
         int made = make_directory(path);
-        if (made != 0) return made > 0 && run_name(run, path);
+        if (made != 0) return made > 0 && run_name(run, path) && run_lock(run);
     }
     return error_set("runs/ is full; remove old runs");
 }

@@ -19,8 +19,12 @@ typedef struct {
 
 /* Names the paths of a run without touching the disk. */
 bool run_name(Run *run, const char *directory);
-/* Makes the directory `wanted`, or, if that is "", runs/NAME, runs/NAME-2, … the first that does not
- * exist. False with error_message() if `wanted` already holds a run. */
+/* Until this process ends, no other trains in the run's directory. False with error_message() if one
+ * does. */
+bool run_lock(const Run *run);
+/* Makes and locks the directory `wanted`, or, if that is "", runs/NAME, runs/NAME-2, … the first that
+ * does not exist. False with error_message() if `wanted` already holds a run, or something by the
+ * names of what a run writes. */
 bool run_create(Run *run, const char *wanted, const char *name);
 bool run_write_flags(const Run *run, const Flag *flags);
 /* Sets the recorded flags, except those given now. False with error_message() if one is not valid or

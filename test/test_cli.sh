@@ -260,6 +260,26 @@ killed_run_resumes_bit_for_bit() {
     expect 'what the run holds' "$(echo killed/*)" "$(echo unharmed/* | sed s/unharmed/killed/g)"
 }
 
+what_is_no_runs_is_kept() {
+    for name in log.csv tokenizer.json last best.old; do
+        mkdir mine && echo mine >mine/$name
+        refused "mine/$name is no run's" "$train_gpt" train $common --run=mine
+        expect "mine/$name" "$(cat mine/$name)" mine
+        rm -r mine
+    done
+}
+
+two_processes_in_one_run_are_refused() {
+    $limited "$train_gpt" train $common --steps=100000000 --eval-every=0 --save-every=0 --run=busy \
+        >out 2>err </dev/null &
+    await has_rows busy/log.csv 3 || { kill $!; return; }
+    refused 'another process trains in busy' "$train_gpt" train --resume --run=busy
+    refused 'another process trains in busy' "$train_gpt" train $common --run=busy
+    kill -INT $!
+    wait $!
+    expect 'status of the first' $? 130
+}
+
 sigterm_saves() {
     $limited "$train_gpt" train $common --steps=100000000 --run=terminated >out 2>err </dev/null &
     await has_rows terminated/log.csv 3 || { kill $!; return; }
@@ -503,6 +523,8 @@ check runs_get_directories_of_their_own
 check interrupted_run_resumes_bit_for_bit
 check finished_run_goes_on
 check killed_run_resumes_bit_for_bit
+check what_is_no_runs_is_kept
+check two_processes_in_one_run_are_refused
 check sigterm_saves
 check non_finite_loss_stops_the_run
 check patience_ends_the_run
