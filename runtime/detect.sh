@@ -94,7 +94,7 @@ if [ -n "$nvcc" ]; then
     else say NCCL 'not found (NCCL_HOME and the usual places): one GPU only'; fi
 fi
 
-cat >"$output" <<END
+cat >"$output.part" <<END && mv "$output.part" "$output" # an interruption leaves no part of it
 FOUND_WITH := ${CUDA:-$([ -n "$nvcc" ] && echo 1 || echo 0)}
 OPENMP := $openmp
 LIBS := $libs
