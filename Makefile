@@ -21,10 +21,12 @@ endif
 
 # What this machine has, found by compiling and linking probes. `make deps` installs what is missing.
 ifeq ($(filter help clean deps fuzz,$(MAKECMDGOALS)),)
--include $(BUILD)/detected.mk
+include $(BUILD)/detected.mk
 ifneq ($(filter-out $(FOUND_WITH),$(CUDA)),) # asked for something else than last time
+ifeq ($(findstring n,$(firstword -$(MAKEFLAGS))),) # make -n makes what is included all the same
 $(BUILD)/detected.mk: look_again
 .PHONY: look_again
+endif
 endif
 endif
 $(BUILD)/detected.mk: runtime/detect.sh
