@@ -7,7 +7,8 @@
 set -u
 output=$1
 mkdir -p "$(dirname "$output")"
-scratch=$(mktemp -d) && trap 'rm -rf "$scratch"' EXIT
+scratch=$(mktemp -d 2>/dev/null) || { echo "no temporary folder can be made in TMPDIR, which is ${TMPDIR:-/tmp}" >&2; exit 2; }
+trap 'rm -rf "$scratch"' EXIT
 CC=${CC:-cc}
 
 # probe NAME FLAGS LIBS <<source: succeeds if the source compiles and links.
