@@ -146,10 +146,10 @@ lib: $(BUILD)/libtilegpt.a $(BUILD)/libtilegpt.so  ## the library, static and sh
 
 # The headers that tilegpt.h reaches, in their folders, so that they find each other.
 install: lib                       ## the library, its headers and tilegpt.pc into PREFIX
-	mkdir -p $(PREFIX)/lib/pkgconfig $(PREFIX)/include/tilegpt
-	cp $(BUILD)/libtilegpt.a $(BUILD)/libtilegpt.so $(PREFIX)/lib
-	$(CC) -I. -MM tilegpt.h | tr -d '\\' | tr ' ' '\n' | grep '\.h$$' | xargs tar cf - | tar xf - -C $(PREFIX)/include/tilegpt
-	printf '%s\n' 'prefix=$(abspath $(PREFIX))' 'Name: tilegpt' 'Description: GPT training and FlashAttention' 'Version: 0.1.0' 'Cflags: -I$${prefix}/include/tilegpt' 'Libs: -L$${prefix}/lib -Wl,-rpath,$${prefix}/lib -ltilegpt' 'Libs.private: $(OPENMP) $(LIBS)' > $(PREFIX)/lib/pkgconfig/tilegpt.pc
+	mkdir -p "$(PREFIX)/lib/pkgconfig" "$(PREFIX)/include/tilegpt"
+	cp $(BUILD)/libtilegpt.a $(BUILD)/libtilegpt.so "$(PREFIX)/lib"
+	$(CC) -I. -MM tilegpt.h | tr -d '\\' | tr ' ' '\n' | grep '\.h$$' | xargs tar cf - | tar xf - -C "$(PREFIX)/include/tilegpt"
+	printf '%s\n' "prefix=$$(cd "$(PREFIX)" && pwd)" 'Name: tilegpt' 'Description: GPT training and FlashAttention' 'Version: 0.1.0' 'Cflags: -I"$${prefix}/include/tilegpt"' 'Libs: -L"$${prefix}/lib" "-Wl,-rpath,$${prefix}/lib" -ltilegpt' 'Libs.private: $(OPENMP) $(LIBS)' > "$(PREFIX)/lib/pkgconfig/tilegpt.pc"
 
 clean:                             ## remove what was built
 	rm -rf build train_gpt
