@@ -21,10 +21,12 @@ endif
 
 # What this machine has, found by compiling and linking probes. `make deps` installs what is missing.
 ifeq ($(filter help clean deps fuzz,$(MAKECMDGOALS)),)
--include $(BUILD)/detected.mk
+include $(BUILD)/detected.mk
 ifneq ($(filter-out $(FOUND_WITH),$(CUDA)),) # asked for something else than last time
+ifeq ($(findstring n,$(firstword -$(MAKEFLAGS))),) # make -n makes what is included all the same
 $(BUILD)/detected.mk: look_again
 .PHONY: look_again
+endif
 endif
 endif
 $(BUILD)/detected.mk: runtime/detect.sh
@@ -35,8 +37,13 @@ FLAGS_debug    := -O0 -g
 FLAGS_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 FLAGS_fuzz     := $(FLAGS_sanitize) -fsanitize=fuzzer-no-link # of `make fuzz`
 WARN   := -Wall -Wextra -Werror
-CFLAGS := -std=c11 -D_GNU_SOURCE -fPIC $(OPENMP) -fno-math-errno -fno-trapping-math $(FLAGS_$(config)) $(WARN) -I. -MMD -MP $(DEFINES)
-NVFLAGS := -std=c++17 -O3 $(if $(filter debug,$(config)),-lineinfo -DALL_LANES_ARRIVE) -Xcompiler=-fPIC,-Wall,-Wextra -Werror all-warnings -I. -MMD -MP $(DEFINES) $(GENCODE)
+CFLAGS := -std=c11 -D_GNU_SOURCE -fPIC $(OPENMP) -fno-math-errno -fno-trapping-math $(FLAGS_$(config)) $(WARN) -I. $(DEFINES)
+NVFLAGS := -std=c++17 -O3 $(if $(filter debug,$(config)),-lineinfo -DALL_LANES_ARRIVE) -Xcompiler=-fPIC,-Wall,-Wextra -Werror all-warnings -I. $(DEFINES) $(GENCODE)
+
+# Files are written beside their places and moved there whole: a make that is killed leaves no part
+# of one for the next make to take. An object's .d is there first, for the new headers it may name.
+TO     = -o $@.part && mv $@.part $@
+OBJECT = -MMD -MP -MT $@ -MF $@.d.part -c $< -o $@.part && mv $@.d.part $(@:.o=.d) && mv $@.part $@
 
 # Sources on `real` (runtime/real.h) are compiled once for each type.
 REAL_C  := $(filter-out layers/layers.c attention/attention.c,$(wildcard layers/*.c attention/*.c))
@@ -92,56 +99,57 @@ train_gpt: $(BUILD)/train_gpt      # the release build, where one looks for it
 	$(if $(filter release,$(config)),@ln -sf $< $@,@:)
 
 $(BUILD)/train_gpt: $(BUILD)/train_gpt.o $(BUILD)/libtilegpt.a
-	$(CC) $(CFLAGS) $^ $(LIBS) -o $@
+	$(CC) $(CFLAGS) $^ $(LIBS) $(TO)
 $(BUILD)/check_%: $(BUILD)/test/check_%.o $(BUILD)/libtilegpt.a
-	$(CC) $(CFLAGS) $^ $(LIBS) -o $@
+	$(CC) $(CFLAGS) $^ $(LIBS) $(TO)
 $(BUILD)/test/test_fuzz: $(BUILD)/test/test_fuzz.o $(BUILD)/test/fuzz.o $(BUILD)/libtilegpt.a
-	$(CC) $(CFLAGS) $^ -lcmocka $(LIBS) -o $@
+	$(CC) $(CFLAGS) $^ -lcmocka $(LIBS) $(TO)
 $(BUILD)/fuzz_parsers: $(BUILD)/test/fuzz.o $(BUILD)/libtilegpt.a
-	$(CC) $(CFLAGS) -fsanitize=fuzzer $^ $(LIBS) -o $@
+	$(CC) $(CFLAGS) -fsanitize=fuzzer $^ $(LIBS) $(TO)
 $(BUILD)/test/test_%: $(BUILD)/test/test_%.o $(HELPERS) $(BUILD)/libtilegpt.a
-	$(CC) $(CFLAGS) $^ -lcmocka $(LIBS) -o $@
+	$(CC) $(CFLAGS) $^ -lcmocka $(LIBS) $(TO)
 $(BUILD)/test/test_bpe: LIBS += -lpcre2-8 # runs GPT-2's pattern, to compare
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtilegpt.a
-	$(CC) $(CFLAGS) $^ $(LIBS) -o $@
+	$(CC) $(CFLAGS) $^ $(LIBS) $(TO)
 $(BUILD)/dev/attention/ladder: $(LADDER) $(BUILD)/libtilegpt.a
 	@$(if $(LADDER),,echo 'The ladder needs CUDA: see what make found, or CUDA=1' >&2; exit 2)
-	$(CC) $(CFLAGS) -Wl,--as-needed $^ $(LIBS) -o $@
+	$(CC) $(CFLAGS) -Wl,--as-needed $^ $(LIBS) $(TO)
 $(BUILD)/libtilegpt.a: $(OBJECTS)
-	rm -f $@ && ar qcs $@ $^
+	rm -f $@.part && ar qcs $@.part $^ && mv $@.part $@
+# Nothing may be missing in it; but clang leaves the sanitizers' functions to the program.
 $(BUILD)/libtilegpt.so: $(OBJECTS)
-	$(CC) $(CFLAGS) -shared -Wl,-Bsymbolic $^ $(LIBS) -o $@
+	$(CC) $(CFLAGS) -shared -Wl,-Bsymbolic $(if $(filter sanitize,$(config)),,-Wl,-z,defs) $^ $(LIBS) $(TO)
 
 $(BUILD)/%.o: %.c $(BUILD)/detected.mk
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -c $< -o $@
+	$(CC) $(CFLAGS) $(OBJECT)
 $(BUILD)/%.f32.o: %.c $(BUILD)/detected.mk
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -DREAL_F32 -c $< -o $@
+	$(CC) $(CFLAGS) -DREAL_F32 $(OBJECT)
 $(BUILD)/%.f64.o: %.c $(BUILD)/detected.mk
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -DREAL_F64 -c $< -o $@
+	$(CC) $(CFLAGS) -DREAL_F64 $(OBJECT)
 $(BUILD)/train_gpt.o: train_gpt.cu $(BUILD)/detected.mk
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -x c -c $< -o $@
+	$(CC) $(CFLAGS) -x c $(OBJECT)
 $(BUILD)/%.cu.o: %.cu $(BUILD)/detected.mk
 	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) -c $< -o $@
+	$(NVCC) $(NVFLAGS) $(OBJECT)
 $(BUILD)/%.f32.cu.o: %.cu $(BUILD)/detected.mk
 	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) -DREAL_F32 -c $< -o $@
+	$(NVCC) $(NVFLAGS) -DREAL_F32 $(OBJECT)
 $(BUILD)/%.bf16.cu.o: %.cu $(BUILD)/detected.mk
 	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) -DREAL_BF16 -c $< -o $@
+	$(NVCC) $(NVFLAGS) -DREAL_BF16 $(OBJECT)
 
 lib: $(BUILD)/libtilegpt.a $(BUILD)/libtilegpt.so  ## the library, static and shared
 
 # The headers that tilegpt.h reaches, in their folders, so that they find each other.
 install: lib                       ## the library, its headers and tilegpt.pc into PREFIX
-	mkdir -p $(PREFIX)/lib/pkgconfig $(PREFIX)/include/tilegpt
-	cp $(BUILD)/libtilegpt.a $(BUILD)/libtilegpt.so $(PREFIX)/lib
-	$(CC) -I. -MM tilegpt.h | tr -d '\\' | tr ' ' '\n' | grep '\.h$$' | xargs tar cf - | tar xf - -C $(PREFIX)/include/tilegpt
-	printf '%s\n' 'prefix=$(abspath $(PREFIX))' 'Name: tilegpt' 'Description: GPT training and FlashAttention' 'Version: 0.1.0' 'Cflags: -I$${prefix}/include/tilegpt' 'Libs: -L$${prefix}/lib -Wl,-rpath,$${prefix}/lib -ltilegpt' 'Libs.private: $(OPENMP) $(LIBS)' > $(PREFIX)/lib/pkgconfig/tilegpt.pc
+	mkdir -p "$(PREFIX)/lib/pkgconfig" "$(PREFIX)/include/tilegpt"
+	cp $(BUILD)/libtilegpt.a $(BUILD)/libtilegpt.so "$(PREFIX)/lib"
+	$(CC) -I. -MM tilegpt.h | tr -d '\\' | tr ' ' '\n' | grep '\.h$$' | xargs tar cf - | tar xf - -C "$(PREFIX)/include/tilegpt"
+	printf '%s\n' "prefix=$$(cd "$(PREFIX)" && pwd)" 'Name: tilegpt' 'Description: GPT training and FlashAttention' 'Version: 0.1.0' 'Cflags: -I"$${prefix}/include/tilegpt"' 'Libs: -L"$${prefix}/lib" "-Wl,-rpath,$${prefix}/lib" -ltilegpt' 'Libs.private: $(OPENMP) $(LIBS)' > "$(PREFIX)/lib/pkgconfig/tilegpt.pc"
 
 clean:                             ## remove what was built
 	rm -rf build train_gpt

@@ -7,7 +7,8 @@
 set -u
 output=$1
 mkdir -p "$(dirname "$output")"
-scratch=$(mktemp -d) && trap 'rm -rf "$scratch"' EXIT
+scratch=$(mktemp -d 2>/dev/null) || { echo "no temporary folder can be made in TMPDIR, which is ${TMPDIR:-/tmp}" >&2; exit 2; }
+trap 'rm -rf "$scratch"' EXIT
 CC=${CC:-cc}
 
 # probe NAME FLAGS LIBS <<source: succeeds if the source compiles and links.
@@ -94,7 +95,7 @@ if [ -n "$nvcc" ]; then
     else say NCCL 'not found (NCCL_HOME and the usual places): one GPU only'; fi
 fi
 
-cat >"$output" <<END
+cat >"$output.part" <<END && mv "$output.part" "$output" # an interruption leaves no part of it
 FOUND_WITH := ${CUDA:-$([ -n "$nvcc" ] && echo 1 || echo 0)}
 OPENMP := $openmp
 LIBS := $libs

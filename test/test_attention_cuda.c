@@ -180,7 +180,7 @@ static void test_cuda_large_scores(void **state) {
 
 int main(void) {
     open_devices();
-    const struct CMUnitTest tests[] = {
+    struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cuda_cases),
         cmocka_unit_test(test_cuda_every_length),
         cmocka_unit_test(test_cuda_every_head_size),
@@ -188,7 +188,7 @@ int main(void) {
         cmocka_unit_test(test_cuda_many_items),
         cmocka_unit_test(test_cuda_large_scores),
     };
-    choose_tests();
+    choose_tests(tests);
     int failures = cmocka_run_group_tests(tests, NULL, NULL);
     close_devices();
     return failures;

@@ -299,11 +299,11 @@ static void layers_on_cuda(void **state) {
 
 int main(void) {
     open_devices();
-    const struct CMUnitTest tests[] = {
+    struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_on_the_cpu),
         cmocka_unit_test(layers_on_cuda),
     };
-    choose_tests();
+    choose_tests(tests);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     close_devices();
     return failed;

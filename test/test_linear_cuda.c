@@ -189,12 +189,12 @@ static void dropout(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
+    struct CMUnitTest tests[] = {
         IN_BOTH_TYPES(embedding),
         IN_BOTH_TYPES(linear),
         IN_BOTH_TYPES(gelu),
         IN_BOTH_TYPES(dropout),
     };
-    choose_tests();
+    choose_tests(tests);
     return cmocka_run_group_tests_name("linear layers on CUDA", tests, open_sides, close_sides);
 }

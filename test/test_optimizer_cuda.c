@@ -114,10 +114,10 @@ static void sums(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
+    struct CMUnitTest tests[] = {
         IN_BOTH_TYPES(adamw),
         IN_BOTH_TYPES(sums),
     };
-    choose_tests();
+    choose_tests(tests);
     return cmocka_run_group_tests_name("optimizer on CUDA", tests, open_sides, close_sides);
 }

@@ -19,7 +19,7 @@
 static void check_frequencies(Device *device, const float *logits, size_t V, Sampling sampling,
                               const double *expected) {
     enum { ALL = 10000, ROUNDS = 2 };
-    const size_t N = ALL / stride();
+    const size_t N = part_of(ALL);
     float *rows = malloc(N * V * sizeof *rows);
     size_t *counts = calloc(V, sizeof *counts);
     int32_t tokens[ALL];
@@ -110,12 +110,12 @@ static void cuda_draws_what_the_cpu_draws(void **state) {
 
 int main(void) {
     open_devices();
-    const struct CMUnitTest tests[] = {
+    struct CMUnitTest tests[] = {
         cmocka_unit_test(draws_on_the_cpu),
         cmocka_unit_test(draws_on_cuda),
         cmocka_unit_test(cuda_draws_what_the_cpu_draws),
     };
-    choose_tests();
+    choose_tests(tests);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     close_devices();
     return failed;
