@@ -206,8 +206,8 @@ int device_count_gpus(void) { return kinds[DEVICE_CUDA] ? kinds[DEVICE_CUDA]->co
 Device *device_open(DeviceType type, int ordinal) {
     if (!kinds[type]) {
         error_set(
-            "this program was built without CUDA; use the CPU, or install the CUDA toolkit and "
-            "run make CUDA=1");
+            "this program was built without CUDA; use the CPU (--device=cpu), or install the CUDA "
+            "toolkit and run make CUDA=1");
         return NULL;
     }
     OpenDevice *device = allocate_host(sizeof *device);
