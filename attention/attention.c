@@ -173,7 +173,7 @@ static bool complete_problem(const Attention *problem, Attention *complete) {
 typedef enum { VIEW_READ, VIEW_WRITTEN } ViewUse;
 
 /* From the smallest stride to the largest, each must step over all that the smaller ones span.
- * Doubles are exact wherever there is memory, and do not wrap elsewhere. */
+ * Doubles, here and in check_view, are exact wherever there is memory, and do not wrap elsewhere. */
 static bool check_distinct(const char *name, AttentionView view, size_t B, size_t T, size_t heads,
                            size_t HS) {
     typedef struct {
@@ -201,10 +201,17 @@ static bool check_distinct(const char *name, AttentionView view, size_t B, size_
 }
 
 /* A head's rows must not overlap, which BLAS needs of inputs too; elements that are written must
- * all be distinct. */
+ * all be distinct. An offset beyond PTRDIFF_MAX would wrap. */
 static bool check_view(const char *name, AttentionView view, ViewUse use, const Attention *p,
                        size_t T, size_t heads) {
     if (!view.data) return error_set("attention: %s is NULL", name);
+    const double last = (double)(p->B - 1) * (double)view.batch +
+                        (double)(T - 1) * (double)view.token +
+                        (double)(heads - 1) * (double)view.head;
+    if ((last + (double)p->HS) * (double)type_bytes(p->type) >= (double)PTRDIFF_MAX)
+        return error_set(
+            "attention: the strides of %s span %.3g elements, more than memory can hold", name,
+            last);
     if (T > 1 && (view.token < p->HS || view.token > LENGTH_MAX))
         return error_set(
             "attention: the token stride of %s is %zu elements; it must be at least "

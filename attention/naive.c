@@ -52,10 +52,11 @@ static void product(Matrix C, Matrix A, Matrix B, size_t M, size_t N, size_t K, 
 #endif
 }
 
-/* The (T,HS) matrix of one head. A single token's stride means nothing and may be less than HS. */
-static Matrix head(AttentionView view, size_t b, size_t h, size_t HS) {
+/* The (T,HS) matrix of one head. A single token's stride means nothing, and may be one that BLAS
+ * refuses. */
+static Matrix head(AttentionView view, size_t b, size_t h, size_t T, size_t HS) {
     real *data = (real *)view.data + b * view.batch + h * view.head;
-    return (Matrix){data, view.token > HS ? view.token : HS, 0};
+    return (Matrix){data, T > 1 ? view.token : HS, 0};
 }
 
 static Matrix transpose(Matrix m) { return (Matrix){m.data, m.row, !m.transposed}; }
@@ -98,17 +99,18 @@ size_t LAYER(naive_forward_workspace)(const Attention *p) { return score_bytes(p
 void LAYER(naive_forward)(const Attention *p, const AttentionTensors *x, void *workspace,
                           void *stream) {
     (void)stream;
-    const size_t heads = p->B * p->NH;
+    const size_t TQ = p->TQ, TK = p->TK, HS = p->HS, heads = p->B * p->NH;
     /* A BLAS call inside a parallel region keeps to its thread; a single head gets all threads. */
 #pragma omp parallel for if (heads > 1)
     for (size_t bh = 0; bh < heads; bh++) {
         const size_t b = bh / p->NH, h = bh % p->NH, kv = h / (p->NH / p->NKV);
         const Matrix S = scores(p, workspace, bh);
-        product(S, head(x->q, b, h, p->HS), transpose(head(x->k, b, kv, p->HS)), p->TQ, p->TK,
-                p->HS, (real)p->scale, 0);
-        for (size_t i = 0; i < p->TQ; i++)
-            ((real *)x->lse)[bh * p->TQ + i] = softmax_row(p, S.data + i * p->TK, bh, i);
-        product(head(x->o, b, h, p->HS), S, head(x->v, b, kv, p->HS), p->TQ, p->HS, p->TK, 1, 0);
+        const Matrix Q = head(x->q, b, h, TQ, HS), O = head(x->o, b, h, TQ, HS);
+        const Matrix K = head(x->k, b, kv, TK, HS), V = head(x->v, b, kv, TK, HS);
+        product(S, Q, transpose(K), TQ, TK, HS, (real)p->scale, 0);
+        for (size_t i = 0; i < TQ; i++)
+            ((real *)x->lse)[bh * TQ + i] = softmax_row(p, S.data + i * TK, bh, i);
+        product(O, S, V, TQ, HS, TK, 1, 0);
     }
 }
 
@@ -147,12 +149,12 @@ void LAYER(naive_backward)(const Attention *p, const AttentionTensors *x,
 #pragma omp parallel for if (p->B * p->NKV > 1)
     for (size_t task = 0; task < p->B * p->NKV; task++) {
         const size_t b = task / p->NKV, kv = task % p->NKV;
-        const Matrix K = head(x->k, b, kv, HS), V = head(x->v, b, kv, HS);
-        const Matrix dK = head(g->dk, b, kv, HS), dV = head(g->dv, b, kv, HS);
+        const Matrix K = head(x->k, b, kv, TK, HS), V = head(x->v, b, kv, TK, HS);
+        const Matrix dK = head(g->dk, b, kv, TK, HS), dV = head(g->dv, b, kv, TK, HS);
         for (size_t member = 0; member < group; member++) {
             const size_t h = kv * group + member, bh = b * p->NH + h;
-            const Matrix Q = head(x->q, b, h, HS), dO = head(g->dout, b, h, HS);
-            const Matrix O = head(x->o, b, h, HS), dQ = head(g->dq, b, h, HS);
+            const Matrix Q = head(x->q, b, h, TQ, HS), dO = head(g->dout, b, h, TQ, HS);
+            const Matrix O = head(x->o, b, h, TQ, HS), dQ = head(g->dq, b, h, TQ, HS);
             const Matrix P = scores(p, workspace, bh);
             const Matrix dP = scores(p, (char *)workspace + score_bytes(p), bh);
             const real *lse = (const real *)x->lse + bh * TQ, beta = member > 0;

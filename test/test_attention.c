@@ -16,6 +16,8 @@
 #include "test/compare.h"
 #include "test/part.h"
 
+static _Alignas(256) char call_workspace[1 << 20];
+
 /* --- the CPU --- */
 
 static void check_gradients(const Case *c, AttentionFamily family) {
@@ -192,6 +194,39 @@ static void test_queries_without_keys(void **state) {
     free_run(&flash);
 }
 
+/* The token stride of a lone query, and of a lone key, is not read: BLAS could not even hold these. */
+static void test_stride_of_one_token(void **state) {
+    (void)state;
+    static const size_t strides[] = {0, (size_t)1 << 31, (size_t)1 << 32, SIZE_MAX};
+    for (int family = ATTENTION_NAIVE; family <= ATTENTION_FLASH_V1; family++)
+        for (size_t i = 0; i < sizeof strides / sizeof strides[0]; i++) {
+            enum { HS = 4, HEADS = 2, N = HEADS * HS };
+            float in[4][N], out[2][4][N], lse[HEADS];
+            Attention p = {.type = TYPE_F32,
+                           .B = 1,
+                           .NH = HEADS,
+                           .TQ = 1,
+                           .TK = 1,
+                           .HS = HS,
+                           .family = (AttentionFamily)family};
+            for (int j = 0; j < 4 * N; j++) (&in[0][0])[j] = (float)(j % 7 - 3);
+            for (int odd = 0; odd < 2; odd++) {
+                AttentionView view[8];
+                for (int v = 0; v < 8; v++) {
+                    view[v] = attention_view(v < 4 ? in[v] : out[odd][v - 4], 1, HEADS, HS);
+                    if (odd) view[v].token = strides[i];
+                }
+                AttentionTensors x = {view[0], view[1], view[2], view[4], lse};
+                AttentionGradients g = {view[3], view[5], view[6], view[7]};
+                memset(out[odd], 0xff, sizeof out[odd]);
+                assert_null(attention_forward(&p, &x, call_workspace, NULL));
+                assert_null(attention_backward(&p, &x, &g, call_workspace, NULL));
+            }
+            assert_memory_equal(out[0], out[1], sizeof out[0]);
+            assert_memory_equal(out[0][0], in[2], sizeof in[2]); /* the only value */
+        }
+}
+
 static void test_large_scores(void **state) {
     (void)state;
     Run naive = large_scores();
@@ -261,8 +296,7 @@ static void test_choice(void **state) {
     assert_int_equal(attention_choose(&p), ATTENTION_FLASH_V1);
     p.type = TYPE_BF16;
     AttentionFamily mma = gpu->architecture >= 80 ? ATTENTION_FLASH_MMA : ATTENTION_FLASH_V1;
-    assert_int_equal(attention_choose(&p),
-                     gpu->architecture == 90 ? ATTENTION_FLASH_HOPPER : mma);
+    assert_int_equal(attention_choose(&p), gpu->architecture == 90 ? ATTENTION_FLASH_HOPPER : mma);
     p.HS = 60;
     assert_int_equal(attention_choose(&p), mma);
     p.family = ATTENTION_FLASH_HOPPER;
@@ -279,8 +313,6 @@ typedef struct {
 } Call;
 
 static float call_memory[9][2 * 4 * 2 * 8];
-static _Alignas(256) char call_workspace[1 << 20];
-
 static Call valid_call(void) {
     Call c = {.problem = {.type = TYPE_F32,
                           .B = 2,
@@ -352,6 +384,8 @@ static void test_errors(void **state) {
     REFUSED(c.tensors.o.data = NULL, "o is NULL");
     REFUSED(c.tensors.lse = NULL, "lse is NULL");
     REFUSED(c.tensors.k.token = 7, "token stride of k is 7");
+    REFUSED(c.tensors.q.batch = SIZE_MAX, "the strides of q span 1.84e+19 elements");
+    REFUSED(c.tensors.v.head = (size_t)1 << 61, "the strides of v span 2.31e+18 elements");
     REFUSED(c.workspace = NULL, "workspace is NULL");
     REFUSED(c.workspace = call_workspace + 4, "aligned");
 #ifndef TILEGPT_CUDA
@@ -378,6 +412,12 @@ static void test_errors(void **state) {
     c.tensors.o.batch = 0;
     const char *wrong = attention_forward(&c.problem, &c.tensors, c.workspace, NULL);
     assert_true(wrong && strstr(wrong, "o is written"));
+    c = valid_call();
+    c.gradients.dq.batch = SIZE_MAX;
+    refused(c, "the strides of dq span", FORWARD_AND_BACKWARD);
+    c = valid_call();
+    c.tensors.o.batch = SIZE_MAX;
+    refused(c, "the strides of o span", FORWARD);
     assert_non_null(attention_forward(NULL, &c.tensors, c.workspace, NULL));
     assert_non_null(attention_forward(&c.problem, NULL, c.workspace, NULL));
     c = valid_call();
@@ -409,6 +449,7 @@ int main(void) {
         cmocka_unit_test(test_dropout_mask),
         cmocka_unit_test(test_equal_logits),
         cmocka_unit_test(test_queries_without_keys),
+        cmocka_unit_test(test_stride_of_one_token),
         cmocka_unit_test(test_large_scores),
         cmocka_unit_test(test_workspace),
         cmocka_unit_test(test_repeats),
