@@ -82,6 +82,21 @@ bool file_sync_close(int file, const char *path) {
     return synced && closed;
 }
 
+int file_claim(const char *path) {
+    struct stat locked, named;
+    int file = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (file < 0) return -1;
+    /* Not every file system has locks; there the user takes care. */
+    bool others = flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    /* The one that had it before may have given it another name, or removed it. */
+    if (!others && fstat(file, &locked) == 0 && lstat(path, &named) == 0 &&
+        locked.st_dev == named.st_dev && locked.st_ino == named.st_ino)
+        return file;
+    close(file);
+    errno = EWOULDBLOCK;
+    return -1;
+}
+
 char *file_read(const char *path, size_t limit, size_t *bytes) {
     size_t size;
     int file = open_regular(path, &size);
@@ -259,26 +274,14 @@ static bool remove_directory(const char *path, const char *successor, const char
 
 bool directory_remove(const char *path) { return remove_directory(path, NULL, NULL); }
 
-/* Takes the lock of the staging directory, if that is still the one by its name then. */
 static bool lock_staging(DirectoryReplacement *replacement) {
     char marker[FILE_PATH_BYTES];
-    struct stat locked, named;
     if (!file_join(marker, replacement->staging, MARKER)) return false;
-    int lock = open(marker, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (lock < 0) {
-        failed("create", marker);
-        rmdir(replacement->staging);
-        return false;
-    }
-    /* Not every file system has locks; there the user takes care. */
-    bool others = flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-    if (!others && fstat(lock, &locked) == 0 && lstat(marker, &named) == 0 &&
-        locked.st_dev == named.st_dev && locked.st_ino == named.st_ino) {
-        replacement->lock = lock;
-        return true;
-    }
-    error_set("another process writes %s", replacement->directory);
-    close(lock);
+    replacement->lock = file_claim(marker);
+    if (replacement->lock >= 0) return true;
+    if (errno == EWOULDBLOCK) return error_set("another process writes %s", replacement->directory);
+    failed("create", marker);
+    rmdir(replacement->staging);
     return false;
 }
 

@@ -1,5 +1,6 @@
 /* A file replaced so that a reader, or a crash, sees the old one or the new one, whole: it is
- * written under a temporary name in the same directory, synced, and renamed. */
+ * written as PATH.tilegpt, synced, and renamed. What a crash leaves by that name is overwritten by
+ * the next replacement, and a second process is refused meanwhile. */
 #ifndef RUNTIME_REPLACE_H
 #define RUNTIME_REPLACE_H
 

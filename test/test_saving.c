@@ -18,8 +18,15 @@
 #include "runtime/error.h"
 #include "runtime/files.h"
 #include "runtime/random.h"
+#include "runtime/replace.h"
 #include "test/said.h"
 #include "test/saved_model.h"
+
+static void assert_file(const char *path, const char *expected) {
+    char *text = file_read(path, 100, NULL);
+    assert_string_equal(text, expected);
+    free(text);
+}
 
 /* What the directory holds besides a checkpoint's files outlives the saves. */
 static void others_files_stay(void **state) {
@@ -34,9 +41,7 @@ static void others_files_stay(void **state) {
     mkdir(folder, 0777);
     for (int i = 0; i < 2; i++) {
         save(model, &example);
-        char *text = file_read(note, 10, NULL);
-        assert_string_equal(text, "mine");
-        free(text);
+        assert_file(note, "mine");
         assert_exists(folder, true);
         assert_exists(old, false);
     }
@@ -131,6 +136,39 @@ static void one_writer_at_a_time(void **state) {
     save(model, &example);
     assert_exists(path, true);
     gpt_free(model);
+}
+
+/* A file is the old or the new one, too; what a kill leaves beside it goes with the next one. */
+static void replaced_files(void **state) {
+    (void)state;
+    char path[96], left[112];
+    snprintf(path, sizeof path, "%s/file", scratch);
+    snprintf(left, sizeof left, "%s.tilegpt", path);
+    assert_true(file_write(path, "old", 3));
+    FileReplacement first, second;
+    pid_t child = fork();
+    if (child == 0) {
+        if (file_replace_begin(&first, path)) fputs("longer than what comes next", first.file);
+        fflush(first.file);
+        raise(SIGKILL);
+    }
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    assert_exists(left, true);
+    for (int i = 0; i < 2; i++) {
+        assert_true(file_replace_begin(&first, path));
+        assert_false(file_replace_begin(&second, path));
+        assert_said("another process writes");
+        fputs(i ? "third" : "new", first.file);
+        assert_file(path, i ? "new" : "old");
+        assert_true(file_replace_commit(&first));
+        assert_file(path, i ? "third" : "new");
+        assert_exists(left, false);
+    }
+    assert_int_equal(symlink(path, left), 0);
+    assert_false(file_replace_begin(&first, path));
+    assert_file(path, "third");
+    unlink(left);
+    unlink(path);
 }
 
 static void refused_places(void **state) {
@@ -264,6 +302,7 @@ int main(void) {
         cmocka_unit_test_teardown(interrupted_renames, clean),
         cmocka_unit_test_teardown(others_directories_stay, clean),
         cmocka_unit_test_teardown(one_writer_at_a_time, clean),
+        cmocka_unit_test(replaced_files),
         cmocka_unit_test_teardown(refused_places, clean),
         cmocka_unit_test_teardown(full_disk, clean),
         cmocka_unit_test_teardown(killed_while_saving, clean),
