@@ -2,6 +2,7 @@
  * there. */
 #include "gpt/checkpoint.h"
 
+#include <libgen.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -100,22 +101,34 @@ bool checkpoint_save(const char *directory, const Gpt *model, const TrainerState
            replace(directory, model, "fp32", state, flags, extra_files);
 }
 
+/* Whether a run keeps its checkpoints by this name, where nothing need be yet. */
+static bool is_of_run(const char *directory) {
+    static const char *const names[] = {"last",     "best",     "last.old",
+                                        "best.old", "last.tmp", "best.tmp"};
+    char copy[FILE_PATH_BYTES], flags[FILE_PATH_BYTES];
+    size_t i = 0, count = sizeof names / sizeof names[0];
+    snprintf(copy, sizeof copy, "%s", directory); /* basename and dirname change what they get */
+    const char *name = basename(copy);
+    while (i < count && strcmp(name, names[i]) != 0) i++;
+    snprintf(copy, sizeof copy, "%s", directory);
+    return i < count && file_join(flags, dirname(copy), "flags.txt") && file_exists(flags);
+}
+
 /* An export may take the place of an earlier one, and nothing else's: not of a checkpoint of a run,
- * nor of files that other programs wrote under the same names. */
+ * also while that is DIRECTORY.old, nor of files that other programs wrote under the same names. */
 static bool check_replaced(const char *directory, const char *const *extra_files) {
-    char path[FILE_PATH_BYTES], config[FILE_PATH_BYTES];
-    if (!file_join(path, directory, TRAINER_FILE)) return false;
-    if (file_exists(path))
-        return error_set(
-            "%s holds the state of a training, which would be lost; choose another "
-            "directory",
-            directory);
-    if (!file_join(path, directory, "../flags.txt") || !file_join(config, directory, CONFIG_FILE))
-        return false;
-    if (file_exists(path) && file_exists(config))
-        return error_set(
-            "%s is a checkpoint of a run, which would be lost; choose another directory",
-            directory);
+    char path[FILE_PATH_BYTES], found[FILE_PATH_BYTES], config[FILE_PATH_BYTES];
+    if (directory_replace_find(directory, found)) {
+        if (!file_join(path, found, TRAINER_FILE)) return false;
+        if (file_exists(path))
+            return error_set(
+                "%s holds the state of a training, which would be lost; choose another directory",
+                found);
+    }
+    if (is_of_run(directory))
+        return error_set("%s is where a run keeps a checkpoint; choose another directory",
+                         directory);
+    if (!file_join(config, directory, CONFIG_FILE)) return false;
     if (config_json_is_ours(config)) return true;
     for (const char *const *list = own_files; list; list = list == own_files ? extra_files : NULL)
         for (const char *const *file = list; *file; file++) {

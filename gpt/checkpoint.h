@@ -36,7 +36,8 @@ bool checkpoint_save(const char *directory, const Gpt *model, const TrainerState
 /* Writes the model alone, its numbers as "fp32", "bf16" or "fp16": a directory with the extra
  * files, or, if the name ends in .bin, a model file of llm.c (fp32 or bf16). Nothing but an earlier
  * export is replaced: a directory may hold files of these names only if its config.json is one of
- * ours and it is no checkpoint of a run; a file must be a model of llm.c and no link. */
+ * ours, and must be neither the state of a training nor a run's last or best; a file must be a model
+ * of llm.c and no link. */
 bool checkpoint_export(const char *path, const Gpt *model, const char *precision,
                        const char *const *extra_files);
 

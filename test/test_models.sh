@@ -75,7 +75,16 @@ exports_replace_nothing_but_exports() {
         same run/last/model.safetensors $target/model.safetensors
     done
     run export --checkpoint=run/last --output=model.bin
-    refused 'run/best is a checkpoint of a run' $export --output=run/best
+    for name in best best/ best.old last.old; do
+        refused "run/$name is where a run keeps a checkpoint" $export --output=run/$name
+    done
+    for time in first second; do run export --checkpoint=run/last --output=run/exported; done
+    # Killed between the two renames of a save.
+    cp -r run killed && mv killed/last killed/last.old && : >killed/last.old/.tilegpt
+    refused 'killed/last.old holds the state of a training' $export --output=killed/last
+    mv killed/last.old elsewhere.old
+    refused 'killed/last is where a run keeps a checkpoint' $export --output=killed/last
+    refused 'elsewhere.old holds the state of a training' $export --output=elsewhere
     cp text.txt text.bin && cp text.bin before
     refused 'text.bin is there and is no model of llm.c' $export --output=text.bin
     ln -s model.bin link.bin && ln -s nowhere dangling.bin
