@@ -7,6 +7,7 @@
 #include "gpt/evaluate.h"
 #include "gpt/multiple_choice.h"
 #include "gpt/options.h"
+#include "runtime/error.h"
 
 static bool eval_loss(Gpt *model) {
     const GptConfig *config = gpt_config(model);
@@ -19,8 +20,10 @@ static bool eval_loss(Gpt *model) {
                 open_corpus(&corpus, tokenizer, config->V, options.eval_fraction) &&
                 check_vocabulary(corpus.V, config);
     const Dataset *dataset = corpus.validation ? corpus.validation : corpus.train;
-    good = good && gpt_evaluate(model, NULL, dataset, gpt_options(model)->T,
-                                (size_t)options.eval_tokens, &loss, &predictions);
+    good = good &&
+           gpt_evaluate(model, NULL, dataset, gpt_options(model)->T, (size_t)options.eval_tokens,
+                        &loss, &predictions) &&
+           (isfinite(loss) || error_set("the model's loss is not finite"));
     if (good && shards && corpus.tokenizer && !corpus.validation)
         fprintf(stderr, "%s has no validation part; this is the loss on its training part\n",
                 options.data);

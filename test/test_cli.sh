@@ -496,6 +496,8 @@ damaged_checkpoints_are_refused() {
     refused 'optimizer.safetensors is not what was saved' $resume
     damaged && head -c 100 run/last/trainer.json >damaged/last/trainer.json
     refused 'trainer.json' $resume
+    damaged && overwrite damaged/last/model.safetensors -4 2143289344 # a NaN
+    refused "the model's loss is not finite" $eval
     damaged && rm -r damaged/last
     refused 'damaged/last' $resume
     damaged && sed 's/^steps=.*/steps=many/' run/flags.txt >damaged/flags.txt
