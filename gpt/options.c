@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "gpt/checkpoint.h"
+#include "runtime/error.h"
 
 /* clang-format off */
 Options options = {
@@ -186,6 +187,8 @@ bool options_model(Flag *flags, DeviceType device, const char *base, GptConfig *
     if (options.context) config->T = (size_t)options.context;
     if (options.vocabulary) config->V = (size_t)options.vocabulary;
     float p = (float)options.dropout;
+    if (p < 0 && p != -1)
+        return error_set("--dropout=%g: expected -1, or a number from 0 to 0.99", options.dropout);
     if (p >= 0)
         config->embedding_dropout = config->residual_dropout = config->attention_dropout = p;
     return true;

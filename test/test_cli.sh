@@ -52,6 +52,8 @@ bad_options_are_refused() {
     refused '--steps=99999999999999999999: expected' $train --steps=99999999999999999999
     refused '--batch=-1: expected' "$train_gpt" plan --batch=-1
     refused '--dropout=2: expected a number from -1 to 0.99' $train --dropout=2
+    refused '--dropout=-0.5: expected -1, or a number from 0 to 0.99' $train --dropout=-0.5
+    refused '--dropout=-0.5: expected -1, or' "$train_gpt" plan $shape --dropout=-0.5
     refused '--lr=nan: expected a number' $train --lr=nan
     refused '--lr=1e-3x: expected a number' $train --lr=1e-3x
     refused '--device=tpu: expected auto|cpu|cuda' $train --device=tpu
