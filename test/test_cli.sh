@@ -307,6 +307,23 @@ non_finite_loss_stops_the_run() {
     return 0
 }
 
+# By default the signal of a file that grows beyond the limit ends a program without a word.
+limit_on_file_sizes_is_an_error() {
+    mkdir small && ulimit -f 4
+    refused 'cannot write small/tokenizer.json' \
+        "$train_gpt" tokenizer --input=text.txt --vocab-size=300 --output=small
+    refused 'cannot write .*File too large' \
+        "$train_gpt" tokenize --tokenizer=bytes --input=text.txt --output=small/shards
+    for output in small/model small/model.bin; do
+        refused 'cannot write small/model' \
+            "$train_gpt" export --checkpoint=run/last --output=$output
+    done
+    $limited "$train_gpt" train $common --steps=1 --run=small/run >out 2>err </dev/null
+    expect 'the status of train' $? 2
+    grep -q 'cannot write .*File too large' err || cat err
+    expect 'what is left' "$(find small -name '*.tmp*' -o -name '*.tilegpt*')" ''
+}
+
 # Nothing improves without learning: the first validation stays the best.
 patience_ends_the_run() {
     run train $common --lr=0 --min-lr=0 --steps=100 --eval-every=2 --patience=2 --run=patient
@@ -531,6 +548,7 @@ check what_is_no_runs_is_kept
 check two_processes_in_one_run_are_refused
 check sigterm_saves
 check non_finite_loss_stops_the_run
+check limit_on_file_sizes_is_an_error
 check patience_ends_the_run
 check checkpoint_starts_another_run
 check given_tokenizers_are_used
