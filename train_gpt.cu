@@ -249,14 +249,26 @@ static bool open_run(Trainer *t) {
     return true;
 }
 
+/* The options of the run to resume; what it began from stays what it was. */
+static bool read_run(Trainer *t) {
+    Flag *preset = flags_find(options_train, "preset");
+    const char *given = preset->given ? options.preset : NULL;
+    if (!options.run[0]) return error_set("--resume needs --run=DIRECTORY");
+    if (flags_find(options_train, "init")->given)
+        return error_set(
+            "--resume goes on with the run's last checkpoint, and --init begins another run; give "
+            "one of them");
+    preset->given = false; /* so that the recorded one is read */
+    return run_name(&t->run, options.run) && (!leader(t) || run_lock(&t->run)) &&
+           run_read_flags(&t->run, options_train) &&
+           (!given || strcmp(given, options.preset) == 0 ||
+            error_set("--preset=%s: --resume goes on with the run's, %s; leave the option out",
+                      given, options.preset));
+}
+
 static bool prepare(Trainer *t) {
-    bool good = !options.resume || (options.run[0] || error_set("--resume needs --run=DIRECTORY"));
-    for (const Flag *flag = options_train; flag->name; flag++)
-        if (strcmp(flag->name, "tokenizer") == 0) t->tokenizer_given = flag->given;
-    good = good && (!options.resume ||
-                    (run_name(&t->run, options.run) && (!leader(t) || run_lock(&t->run)) &&
-                     run_read_flags(&t->run, options_train)));
-    good = good && (t->device = open_device(t->comm)) != NULL;
+    t->tokenizer_given = flags_find(options_train, "tokenizer")->given;
+    bool good = (!options.resume || read_run(t)) && (t->device = open_device(t->comm)) != NULL;
     if (!agree(t->comm, good) || !comm_attach(t->comm, t->device)) return false;
     comm_set_timeout(t->comm, options.rank_timeout);
     if (!agree(t->comm, open_data_and_model(t))) return false;

@@ -30,7 +30,7 @@ static size_t edit_distance(const char *a, const char *b) {
     return row[length];
 }
 
-static Flag *find(Flag *flags, const char *name) {
+Flag *flags_find(Flag *flags, const char *name) {
     for (Flag *flag = flags; flag->name; flag++)
         if (strcmp(flag->name, name) == 0) return flag;
     return NULL;
@@ -149,7 +149,7 @@ bool flags_parse(Flag *flags, int argc, char **argv) {
         const char *equals = strchr(word, '=');
         int length = equals ? (int)(equals - word) : (int)strlen(word);
         snprintf(name, sizeof name, "%.*s", length - (int)dashes, word + dashes);
-        Flag *flag = dashes == 2 ? find(flags, name) : NULL;
+        Flag *flag = dashes == 2 ? flags_find(flags, name) : NULL;
         if (!flag) return unknown(flags, word, name);
 
         const char *value = equals ? equals + 1 : NULL;
@@ -184,7 +184,7 @@ static const char *keep(const char *text) {
 }
 
 bool flags_set(Flag *flags, const char *name, const char *text) {
-    Flag *flag = find(flags, name);
+    Flag *flag = flags_find(flags, name);
     if (!flag) return unknown(flags, name, name);
     bool is_text = flag->type != FLAG_INT && flag->type != FLAG_FLOAT && flag->type != FLAG_BOOL;
     return set(flag, is_text ? keep(text) : text);

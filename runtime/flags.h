@@ -46,6 +46,8 @@ typedef struct {
 /* Parses argv[0..argc). False with error_message() on an unknown option (naming the nearest one), a
  * malformed or out-of-range value, or a stray word. Strings are not copied. */
 bool flags_parse(Flag *flags, int argc, char **argv);
+/* The option of this name; NULL if there is none. */
+Flag *flags_find(Flag *flags, const char *name);
 /* Sets one option from text with the same checks, as a preset or a recorded run does. The text is
  * copied if it must be kept. */
 bool flags_set(Flag *flags, const char *name, const char *text);

@@ -243,6 +243,16 @@ finished_run_goes_on() {
     expect 'the log' "$(rows extended/log.csv train)" "$(rows straight/log.csv train)"
 }
 
+resumed_run_keeps_its_beginning() {
+    run train $common --steps=1 --run=begun
+    resume="$train_gpt train --run=begun --resume --steps=2"
+    cp begun/flags.txt before
+    refused '.-resume goes on with .* and --init begins another run' $resume --init=run/last
+    refused '.-preset=gpt2-124M: .*shakespeare-cpu' $resume --preset=gpt2-124M
+    same begun/flags.txt before
+    run train --run=begun --resume --steps=2 --preset=shakespeare-cpu
+}
+
 # Saving after each step, most of the time goes into saving, where SIGKILL then strikes.
 killed_run_resumes_bit_for_bit() {
     options="$common --steps=60 --save-every=1 --eval-every=0 --dropout=0.1"
@@ -543,6 +553,7 @@ check packed_texts_are_refused
 check runs_get_directories_of_their_own
 check interrupted_run_resumes_bit_for_bit
 check finished_run_goes_on
+check resumed_run_keeps_its_beginning
 check killed_run_resumes_bit_for_bit
 check what_is_no_runs_is_kept
 check two_processes_in_one_run_are_refused
