@@ -59,12 +59,13 @@ static bool make_shards(const char *path, const Tokenizer *tokenizer, const char
     return good;
 }
 
-/* An open file that only one process has at a time; -1 with error_message(). */
-static int lock(const char *directory) {
+/* An open file that one process has at a time (LOCK_EX), or several together (LOCK_SH); -1 with
+ * error_message(). */
+static int lock(const char *directory, int kind) {
     char path[FILE_PATH_BYTES];
     if (!file_join(path, directory, "lock")) return -1;
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666), status = -1;
-    do status = fd < 0 ? -1 : flock(fd, LOCK_EX);
+    do status = fd < 0 ? -1 : flock(fd, kind);
     while (status != 0 && errno == EINTR);
     if (status == 0) return fd;
     error_set("%s cannot be locked: %s", path, strerror(errno));
@@ -79,10 +80,19 @@ bool token_cache_find(const char *path, const Tokenizer *tokenizer, char shards[
         !file_join(output, directory, key) || !file_join(manifest, output, "manifest.json") ||
         !file_join(shards, output, "train_*.bin"))
         return false;
-    int fd = lock(directory);
+    int fd = lock(directory, LOCK_SH); /* so that all ranks hash at once */
     if (fd < 0) return false;
-    bool found = file_exists(manifest) && tokenize_check_shards(output);
-    bool good = found || (directory_remove(output) && make_shards(path, tokenizer, output));
+    bool good = file_exists(manifest) && tokenize_verify_shards(output);
+    close(fd);
+    if (good) return true;
+
+    fd = lock(directory, LOCK_EX);
+    if (fd < 0) return false;
+    bool found = file_exists(manifest); /* another rank may have made it since */
+    good = found && tokenize_verify_shards(output);
+    if (found && !good)
+        fprintf(stderr, "the kept tokens of the text are made again: %s\n", error_message());
+    good = good || (directory_remove(output) && make_shards(path, tokenizer, output));
     close(fd);
     return good;
 }

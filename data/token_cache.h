@@ -2,8 +2,8 @@
  *
  * They are shards in ~/.cache/tilegpt/KEY, or $XDG_CACHE_HOME/tilegpt/KEY, where KEY is a hash of
  * the text and of the tokenizer: another text or tokenizer has another key, so what is found there
- * is right, unless shards are gone or cut: then they are made anew. The folder may be removed at
- * any time. */
+ * is right if it is as it was written, by its hashes. If not, it is made anew, and a line on stderr
+ * says so. The folder may be removed at any time. */
 #ifndef DATA_TOKEN_CACHE_H
 #define DATA_TOKEN_CACHE_H
 

@@ -194,27 +194,28 @@ bool tokenize_write_manifest(const char *directory, const cJSON *plan, const Pat
     return good;
 }
 
-static bool check_shard(const char *directory, const cJSON *shard) {
+static bool check_shard(const char *directory, const cJSON *shard, bool hash) {
     const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(shard, "name"));
-    char path[FILE_PATH_BYTES];
+    const char *said = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(shard, "sha256"));
+    char path[FILE_PATH_BYTES], sha256[SHA256_HEX_BYTES];
     uint64_t bytes;
     struct stat status;
-    if (name == NULL || !get_number(shard, "bytes", &bytes))
-        return error_set("%s/" MANIFEST " is damaged: a shard has no name or no size", directory);
+    if (name == NULL || !get_number(shard, "bytes", &bytes) || (hash && said == NULL))
+        return error_set("%s/" MANIFEST " is damaged: a shard has no name, size or hash",
+                         directory);
     if (!file_join(path, directory, name)) return false;
     if (stat(path, &status) != 0)
-        return error_set("%s, which " MANIFEST
-                         " lists, cannot be read: %s; remove the directory "
-                         "and tokenize again",
-                         path, strerror(errno));
-    return (uint64_t)status.st_size == bytes ||
-           error_set("%s has %lld bytes, and " MANIFEST
-                     " says %llu; remove the directory and "
-                     "tokenize again",
-                     path, (long long)status.st_size, (unsigned long long)bytes);
+        return error_set("%s, which " MANIFEST " lists, cannot be read: %s", path, strerror(errno));
+    if ((uint64_t)status.st_size != bytes)
+        return error_set("%s has %lld bytes, and " MANIFEST " says %llu", path,
+                         (long long)status.st_size, (unsigned long long)bytes);
+    if (!hash) return true;
+    return sha256_file(path, sha256, &bytes) &&
+           (strcmp(sha256, said) == 0 ||
+            error_set("%s has other bytes than those that " MANIFEST " gives the hash of", path));
 }
 
-bool tokenize_check_shards(const char *directory) {
+static bool check_shards(const char *directory, bool hash) {
     cJSON *json = read_json(directory, MANIFEST);
     bool good = json != NULL;
     for (int part = 0; good && part < PARTS; part++) {
@@ -224,10 +225,19 @@ bool tokenize_check_shards(const char *directory) {
             cJSON_IsArray(shards) || error_set("%s/" MANIFEST " is damaged: it lists no %s shards",
                                                directory, part_names[part]);
         if (!good) break;
-        cJSON_ArrayForEach(shard, shards) good = good && check_shard(directory, shard);
+        cJSON_ArrayForEach(shard, shards) good = good && check_shard(directory, shard, hash);
     }
     cJSON_Delete(json);
     return good;
+}
+
+bool tokenize_check_shards(const char *directory) {
+    return check_shards(directory, /*hash=*/false) ||
+           error_set("%s; remove the directory and tokenize again", error_message());
+}
+
+bool tokenize_verify_shards(const char *directory) {
+    return check_shards(directory, /*hash=*/true);
 }
 
 int tokenize_read_manifest(const char *directory, const cJSON *plan, TokenizeReport *report) {

@@ -36,6 +36,8 @@ bool tokenize_write_manifest(const char *directory, const cJSON *plan, const Pat
                              const ShardWriter writer[PARTS], const uint64_t documents[PARTS]);
 /* Whether the shards that the directory's manifest lists are there and have their sizes. */
 bool tokenize_check_shards(const char *directory);
+/* The same, and their hashes, for which they are read. */
+bool tokenize_verify_shards(const char *directory);
 /* 1 and the report if the directory has a manifest of this plan, 0 if it has none, -1 if it has
  * another one, or shards are not as it says. */
 int tokenize_read_manifest(const char *directory, const cJSON *plan, TokenizeReport *report);

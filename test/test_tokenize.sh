@@ -238,13 +238,15 @@ cache_is_a_help_only() {
     train="train $model --data=large.txt --tokenizer=learnt"
     run $train --run=cached
     entry=$(dirname "$(ls cache/tilegpt/*/manifest.json)")
-    for damage in 'truncate -s -2' 'rm' 'truncate -s 0'; do
-        file=train_000000.bin
-        [ "$damage" = 'truncate -s 0' ] && file=manifest.json
-        $damage "$entry/$file"
-        run $train --run="damaged_$(echo $damage | tr ' ' _)"
-        [ -s "$entry/$file" ] || echo "$file was not made again after $damage"
-        ! grep -q 'not kept' err || cat err
+    shard=train_000000.bin before=$(sha256sum <"$entry/$shard")
+    # The last two are ids of the vocabulary, and beyond it.
+    for damage in "truncate -s -2 $shard" "rm $shard" 'truncate -s 0 manifest.json' \
+        "overwrite $shard 2000 65537" "overwrite $shard 2000 4294967295"; do
+        (cd "$entry" && $damage)
+        run $train --run="$(echo $damage | tr ' ' _)"
+        grep -q 'the kept tokens of the text are made again: ' err || echo "no line after $damage"
+        expect "lines after $damage" "$(grep -c . err)" 1
+        expect "the shard after $damage" "$(sha256sum <"$entry/$shard")" "$before"
     done
     : >a_file
     for place in HOME= HOME="$scratch/a_file" XDG_CACHE_HOME=/proc/none; do
