@@ -220,9 +220,9 @@ changed_files_are_noticed() {
 
 tokens_are_trained_on() {
     run tokenize --tokenizer=learnt --input=text.txt --output=data
-    run train $model --data=data --run=shards
+    run train $model --data=data --run=sharded
     grep -q 'validation loss' out || echo "the validation of the directory was not found"
-    same shards/last/tokenizer.json learnt/tokenizer.json
+    same sharded/last/tokenizer.json learnt/tokenizer.json
     run train $model --data=text.txt --tokenizer=learnt --run=direct
     expect 'the first losses' "$(rows direct/log.csv train | head -n 1 | cut -d, -f1)" 1
     run train $model --data=text.txt --init=direct/last --run=went_on
