@@ -11,6 +11,7 @@
  * the next tile's S, started behind dQ, under dQ's way to the warp that adds it. */
 #include "attention/flash_hopper.cuh"
 #include "attention/mma_gradient.cuh"
+#include "attention/sum_of_parts.cuh"
 
 namespace {
 
@@ -55,50 +56,12 @@ struct BackwardCall {
     CUtensorMap q, k, v, dout, dk, dv;
     FlashProblem p;
     float *dq_sum; /* (B·NH·rows/QUERIES,CONSUMERS) chunks, each in the order of the accumulators */
-    unsigned *parts; /* of each chunk, from 0 on: how many are in it, or see claim */
+    unsigned *parts; /* of each chunk, from 0 on: see sum_of_parts.cuh */
     unsigned *next;  /* item */
     bool in_turns;   /* the parts of a chunk are added in a fixed order */
     unsigned tiles, items, section;
     int group; /* query heads that share a key/value head */
 };
-
-/* A count in global memory. */
-__device__ __forceinline__ unsigned load_acquire(const unsigned *count) {
-    unsigned now;
-    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n" : "=r"(now) : "l"(count) : "memory");
-    return now;
-}
-/* Until it is `value`: then what was complete before it was counted is seen by this thread's bulk
- * copies. */
-__device__ __forceinline__ void wait_until(const unsigned *count, unsigned value) {
-    while (load_acquire(count) != value)
-        ;
-    fence_async_global();
-}
-
-/* The first part of a chunk of dQ is stored and the others are added to it, so that memory need not
- * be zero before. In turns, `parts` counts those that are complete. Else whoever claims a chunk first
- * makes `parts` 1, and 2 when its part is complete, for which the others wait. It claims when it has
- * its part, so that it waits for no one any more. */
-enum { CLAIMED = 1, BEGUN = 2 };
-
-__device__ __forceinline__ bool has_begun(const unsigned *parts) {
-    const bool begun = load_acquire(parts) == BEGUN;
-    fence_async_global();
-    return begun;
-}
-/* True if this part is the first; else the first is complete. */
-__device__ __forceinline__ bool claim(unsigned *parts) {
-    if (atomicCAS(parts, 0, CLAIMED) == 0)
-        return true;
-    wait_until(parts, BEGUN);
-    return false;
-}
-/* Waits until this thread's part is complete, and counts it. */
-__device__ __forceinline__ void count_part(unsigned *parts) {
-    store_wait();
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;\n" ::"l"(parts) : "memory");
-}
 
 /* Of an item: its keys, and the first tile of queries that sees any of them; there is one. */
 struct Work {

@@ -82,14 +82,15 @@ bool file_sync_close(int file, const char *path) {
     return synced && closed;
 }
 
+bool file_lock(int file) { return flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
+
 int file_claim(const char *path) {
     struct stat locked, named;
     int file = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (file < 0) return -1;
-    /* Not every file system has locks; there the user takes care. */
-    bool others = flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    bool ours = file_lock(file);
     /* The one that had it before may have given it another name, or removed it. */
-    if (!others && fstat(file, &locked) == 0 && lstat(path, &named) == 0 &&
+    if (ours && fstat(file, &locked) == 0 && lstat(path, &named) == 0 &&
         locked.st_dev == named.st_dev && locked.st_ino == named.st_ino)
         return file;
     close(file);

@@ -29,7 +29,10 @@ bool file_read_at(int file, const char *path, void *data, size_t bytes, size_t o
 bool file_write_all(int file, const char *path, const void *data, size_t bytes);
 /* Syncs to the disk and closes, which it does also on failure. */
 bool file_sync_close(int file, const char *path);
-/* Opens the file, which is made if need be and never a link, for one process at a time: until it is
+/* No other process locks this file or directory until it is closed; false if one has already. Not
+ * every file system has locks: there this is true, and the user takes care. */
+bool file_lock(int file);
+/* Opens and locks the file, which is made if need be and never a link, for one process at a time: until it is
  * closed. -1 and errno, which is EWOULDBLOCK if another process has it. */
 int file_claim(const char *path);
 

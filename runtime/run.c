@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -42,8 +41,7 @@ static bool make_parents(const char *path) {
 bool run_lock(const Run *run) {
     int directory = open(run->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (directory < 0) return true; /* who reads it says why */
-    /* Not every file system has locks; there the user takes care. */
-    if (flock(directory, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return true;
+    if (file_lock(directory)) return true;
     close(directory);
     return error_set("another process trains in %s", run->directory);
 }
@@ -109,9 +107,9 @@ static bool check_whole(const char *path, const char *text, const Flag *flags) {
 }
 
 static bool set_recorded(Flag *flags, const char *name, const char *value) {
-    for (const Flag *flag = flags; flag->name; flag++)
-        if (strcmp(flag->name, name) == 0) return flag->given || flags_set(flags, name, value);
-    return error_set("there is no option %s", name);
+    const Flag *flag = flags_find(flags, name);
+    if (!flag) return error_set("there is no option %s", name);
+    return flag->given || flags_set(flags, name, value);
 }
 
 bool run_read_flags(const Run *run, Flag *flags) {

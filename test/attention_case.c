@@ -178,10 +178,10 @@ bool all_bytes(const void *memory, int value, size_t n) {
 
 /* Device memory of these bytes, all 0xff (a NaN in every type) unless given. */
 static void *device_filled(Device *device, const void *bytes, size_t n) {
-    void *host = malloc(n), *memory = device_alloc(device, n);
-    if (!host || !memory) fail_msg("%s", error_message());
+    void *host = malloc(n);
+    assert_non_null(host);
     memset(host, 0xff, n);
-    device_upload(device, memory, bytes ? bytes : host, n);
+    void *memory = put(device, bytes ? bytes : host, n);
     free(host);
     return memory;
 }
@@ -273,6 +273,17 @@ Run run_like(const Run *r, DeviceType device, DataType type, AttentionFamily fam
     other.problem.family = family;
     run(&other, FORWARD_AND_BACKWARD);
     return other;
+}
+
+Run run_repeatedly(const Run *r, DeviceType device, DataType type, AttentionFamily family,
+                   int repeats) {
+    Run first = run_like(r, device, type, family);
+    for (int n = 0; n < repeats; n++) {
+        Run again = run_like(r, device, type, family);
+        assert_same_bits(&first, &again);
+        free_run(&again);
+    }
+    return first;
 }
 
 Run large_scores(void) {

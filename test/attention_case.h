@@ -56,6 +56,10 @@ void run(Run *r, Passes passes);
 /* The same inputs as r, run otherwise. */
 Run run_like(const Run *r, DeviceType device, DataType type, AttentionFamily family);
 
+/* The same, so many times more, each with the same bits. */
+Run run_repeatedly(const Run *r, DeviceType device, DataType type, AttentionFamily family,
+                   int repeats);
+
 /* Scores of some thousands: exp must never see one that is not reduced by the maximum. */
 Run large_scores(void);
 

@@ -15,6 +15,7 @@
 #include "runtime/error.h"
 #include "runtime/random.h"
 #include "test/compare.h"
+#include "test/devices.h"
 
 enum { GUARD = 256 }; /* bytes of 0xff, which are NaN in each type, before and after a tensor */
 
@@ -75,9 +76,7 @@ static Tensor *place(const char *name, size_t n, DataType type, const void *valu
         assert_non_null(host);
         memset(host, 0xff, bytes);
         if (values[s]) memcpy(host + tensor->first[s], values[s], n * element);
-        tensor->memory[s] = device_alloc(t.devices[s], bytes);
-        if (!tensor->memory[s]) fail_msg("%s", error_message());
-        device_upload(t.devices[s], tensor->memory[s], host, bytes);
+        tensor->memory[s] = put(t.devices[s], host, bytes);
         free(host);
     }
     return tensor;

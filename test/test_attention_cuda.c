@@ -117,12 +117,8 @@ static void test_cuda_repeats_and_no_keys(void **state) {
                 if (available(&r, types[t], (AttentionFamily)family)) {
                     /* Then flash_hopper alone adds from several blocks, in turns. */
                     int repeats = family == ATTENTION_FLASH_HOPPER ? 50 : 1;
-                    Run x = run_like(&r, DEVICE_CUDA, types[t], (AttentionFamily)family);
-                    for (int n = 0; n < repeats; n++) {
-                        Run y = run_like(&r, DEVICE_CUDA, types[t], (AttentionFamily)family);
-                        assert_same_bits(&x, &y);
-                        free_run(&y);
-                    }
+                    Run x = run_repeatedly(&r, DEVICE_CUDA, types[t], (AttentionFamily)family,
+                                           repeats);
                     if (r.problem.TQ > r.problem.TK)
                         assert_no_keys(&x, r.problem.TQ - r.problem.TK);
                     free_run(&x);
@@ -147,11 +143,8 @@ static void test_cuda_many_items(void **state) {
         Run r = new_run(&many[i]);
         r.problem.deterministic = 1;
         if (available(&r, TYPE_BF16, ATTENTION_FLASH_HOPPER)) {
-            Run x = run_like(&r, DEVICE_CUDA, TYPE_BF16, ATTENTION_FLASH_HOPPER);
-            Run y = run_like(&r, DEVICE_CUDA, TYPE_BF16, ATTENTION_FLASH_HOPPER);
-            assert_same_bits(&x, &y);
+            Run x = run_repeatedly(&r, DEVICE_CUDA, TYPE_BF16, ATTENTION_FLASH_HOPPER, 1);
             free_run(&x);
-            free_run(&y);
         }
         free_run(&r);
     }
