@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "runtime/convert.h"
-#include "runtime/error.h"
 #include "runtime/random.h"
 #include "test/compare.h"
 
